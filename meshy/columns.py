@@ -1,0 +1,337 @@
+"""The column contract: what each role reads from and writes to the queue, and whether it all fits together.
+
+A partition of the queue is a set of rows with named columns. A role declares what it `Consumes` and `Produces`;
+`derive_contract` joins the declarations of a whole run into one `Contract`, which every queue client checks itself
+against. A consumer sees a row when every column that it asked for is there.
+
+This module is pure: it imports nothing heavy and does no I/O.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["int64", "int32", "float32", "float64", "bool", "str", "object"]
+Kind = Literal["scalar", "jagged", "jagged2d", "object"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named column.
+
+    kind: `scalar` (one number or string a row), `jagged` (a 1-D tensor a row), `jagged2d` (an [L, K] tensor a row)
+    or `object` (anything that pickles). A `jagged` or `jagged2d` column of partition `train` has the length of the
+    row's `tokens`: entry t describes tokens[t].
+    """
+
+    name: str
+    dtype: DType
+    kind: Kind = "scalar"
+    doc: str = ""
+
+    @property
+    def type(self) -> str:
+        return f"{self.kind} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Consumes:
+    """A named reader of a partition.
+
+    columns: a row is visible to this reader once all of these are there. A plain name accepts whatever type the
+        producer gives; a Column insists on its type.
+    consumer: the reader's name; the group's id where it is None. Each row goes to one replica of a reader, unless
+        `per_replica`, where every replica is a reader of its own, named `<consumer>.<replica>`.
+    end: this reader clears the rows. Every partition has exactly one such reader; the others acknowledge.
+    """
+
+    partition: str
+    columns: tuple[Column | str, ...]
+    consumer: str | None = None
+    end: bool = False
+    per_replica: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column if isinstance(column, str) else column.name for column in self.columns)
+
+
+@dataclass(frozen=True)
+class Produces:
+    """Columns that a role writes: as new rows where `creates`, else into rows that are there.
+
+    route: two producers may share a column when both name different routes (only some rows are for each).
+    """
+
+    partition: str
+    columns: tuple[Column, ...]
+    creates: bool = False
+    route: str | None = None
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A reader as the queue knows it: the columns that it waits for, acknowledgements included."""
+
+    name: str
+    group: str
+    columns: tuple[str, ...]
+    end: bool
+
+
+@dataclass(frozen=True)
+class PartitionContract:
+    """Everything agreed about one partition."""
+
+    name: str
+    columns: Mapping[str, Column]
+    consumers: Mapping[str, Consumer]
+    writers: Mapping[str, tuple[str, ...]]
+    """Group id -> the columns that it may write; a reader that must acknowledge may write its `ack.` column."""
+
+    @property
+    def end_consumer(self) -> Consumer:
+        return next(consumer for consumer in self.consumers.values() if consumer.end)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The partitions of a run. `capacity` bounds the rows alive in each."""
+
+    partitions: Mapping[str, PartitionContract]
+    capacity: Mapping[str, int] = field(default_factory=dict)
+
+    def partition(self, name: str) -> PartitionContract:
+        if name not in self.partitions:
+            raise KeyError(f"no role declares partition {name!r}{_nearest(name, self.partitions)}")
+        return self.partitions[name]
+
+    def to_json(self) -> dict:
+        return {
+            "partitions": {
+                name: {
+                    "columns": {c.name: [c.dtype, c.kind] for c in partition.columns.values()},
+                    "consumers": {
+                        c.name: {"group": c.group, "columns": list(c.columns), "end": c.end}
+                        for c in partition.consumers.values()
+                    },
+                    "writers": {group: list(names) for group, names in partition.writers.items()},
+                }
+                for name, partition in self.partitions.items()
+            },
+            "capacity": dict(self.capacity),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Contract:
+        return cls(
+            partitions={
+                name: PartitionContract(
+                    name=name,
+                    columns={c: Column(c, dtype, kind) for c, (dtype, kind) in partition["columns"].items()},
+                    consumers={
+                        c: Consumer(c, v["group"], tuple(v["columns"]), v["end"])
+                        for c, v in partition["consumers"].items()
+                    },
+                    writers={group: tuple(names) for group, names in partition["writers"].items()},
+                )
+                for name, partition in data["partitions"].items()
+            },
+            capacity=dict(data["capacity"]),
+        )
+
+
+def ack_column(consumer: str) -> str:
+    """The column in which a reader that does not clear says that it is done with a row."""
+    return f"ack.{consumer}"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One group's share of the contract."""
+
+    group: str
+    replicas: int
+    consumes: tuple[Consumes, ...]
+    produces: tuple[Produces, ...]
+    live_rows: Mapping[str, int] = field(default_factory=dict)
+
+
+def derive_contract(declarations: Iterable[Declaration]) -> tuple[Contract, list[str]]:
+    """Join what all groups declare. Returns the contract and every fault found in it (empty when it holds)."""
+    declarations = tuple(declarations)
+    faults: list[str] = []
+    names = sorted(
+        {p.partition for d in declarations for p in d.produces} | {c.partition for d in declarations for c in d.consumes}
+    )
+    partitions = {name: _derive_partition(name, declarations, faults) for name in names}
+    capacity = {
+        name: sum(declaration.live_rows.get(name, 0) for declaration in declarations) or DEFAULT_LIVE_ROWS
+        for name in names
+    }
+    return Contract(partitions, capacity), faults
+
+
+DEFAULT_LIVE_ROWS = 1024
+"""Rows alive in a partition for which no role declares a bound."""
+
+
+def _derive_partition(name: str, declarations: tuple[Declaration, ...], faults: list[str]) -> PartitionContract:
+    columns: dict[str, Column] = {}
+    producer: dict[str, tuple[str, str | None]] = {}
+    writers: dict[str, list[str]] = {}
+    for declaration in declarations:
+        for produces in declaration.produces:
+            if produces.partition != name:
+                continue
+            for column in produces.columns:
+                _add_producer(name, column, declaration.group, produces.route, columns, producer, faults)
+                writers.setdefault(declaration.group, []).append(column.name)
+    consumers = _consumers(name, declarations, columns, faults)
+    ends = [consumer for consumer in consumers.values() if consumer.end]
+    if not ends:
+        who = ", ".join(sorted(writers)) or "nobody"
+        faults.append(
+            f"partition {name!r} (written by {who}) is cleared by nobody: its rows would pile up; "
+            "let one consumer declare it with end=True"
+        )
+    elif len(ends) > 1:
+        faults.append(
+            f"partition {name!r} has {len(ends)} end consumers ({', '.join(sorted(c.name for c in ends))}); "
+            "exactly one may clear its rows, the others acknowledge (end=False)"
+        )
+    acks = [ack_column(consumer.name) for consumer in consumers.values() if not consumer.end]
+    for consumer in consumers.values():
+        if not consumer.end:
+            columns[ack_column(consumer.name)] = Column(ack_column(consumer.name), "int64")
+            writers.setdefault(consumer.group, []).append(ack_column(consumer.name))
+    waiting = {
+        c.name: Consumer(c.name, c.group, (*c.columns, *(acks if c.end else ())), c.end) for c in consumers.values()
+    }
+    return PartitionContract(
+        name, columns, waiting, {group: tuple(dict.fromkeys(names)) for group, names in writers.items()}
+    )
+
+
+def _add_producer(
+    partition: str,
+    column: Column,
+    group: str,
+    route: str | None,
+    columns: dict[str, Column],
+    producer: dict[str, tuple[str, str | None]],
+    faults: list[str],
+) -> None:
+    if column.name in columns:
+        other, other_route = producer[column.name]
+        known = columns[column.name]
+        if (known.dtype, known.kind) != (column.dtype, column.kind):
+            faults.append(
+                f"{partition}.{column.name} has two types: {known.type} from {other!r} and {column.type} from "
+                f"{group!r}; let both declare the same one"
+            )
+        elif route is None or other_route is None or route == other_route:
+            faults.append(
+                f"{partition}.{column.name} has two producers, {other!r} and {group!r}; drop one, or give each a "
+                "route of its own"
+            )
+        return
+    columns[column.name] = column
+    producer[column.name] = (group, route)
+
+
+def _consumers(
+    partition: str, declarations: tuple[Declaration, ...], columns: Mapping[str, Column], faults: list[str]
+) -> dict[str, Consumer]:
+    consumers: dict[str, Consumer] = {}
+    for declaration in declarations:
+        for consumes in declaration.consumes:
+            if consumes.partition != partition:
+                continue
+            base = consumes.consumer or declaration.group
+            _check_columns(partition, base, consumes, columns, faults)
+            names = [f"{base}.{i}" for i in range(declaration.replicas)] if consumes.per_replica else [base]
+            for name in names:
+                if name in consumers:
+                    faults.append(
+                        f"partition {partition!r} has two consumers called {name!r} (groups "
+                        f"{consumers[name].group!r} and {declaration.group!r}); each row would reach only one of "
+                        "them: give one another `consumer` name"
+                    )
+                consumers[name] = Consumer(name, declaration.group, consumes.names, consumes.end)
+    return consumers
+
+
+def _check_columns(
+    partition: str, consumer: str, consumes: Consumes, columns: Mapping[str, Column], faults: list[str]
+) -> None:
+    for wanted in consumes.columns:
+        name = wanted if isinstance(wanted, str) else wanted.name
+        produced = columns.get(name)
+        if produced is None:
+            faults.append(
+                f"{consumer!r} consumes {partition}.{name}, which nothing produces{_nearest(name, columns)}; it would "
+                "wait for ever: add the role that writes it, or drop the column"
+            )
+        elif not isinstance(wanted, str) and (wanted.dtype, wanted.kind) != (produced.dtype, produced.kind):
+            faults.append(
+                f"{partition}.{name} has two types: {consumer!r} expects {wanted.type}, but it is produced as "
+                f"{produced.type}"
+            )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+# The built-in columns -------------------------------------------------------------------------------------------------
+
+UID = Column("uid", "str", doc="identity of the row; checked on every read and write")
+
+PROMPT_ID = Column("prompt_id", "str", doc="which example of the data")
+GROUP_ID = Column("group_id", "str", doc="the rows that answer one prompt together")
+POSITION = Column("position", "int64", doc="the group's place in the data order")
+TOKENS = Column("tokens", "int64", "jagged", "prompt and response(s), as fed and as generated")
+LOSS_MASK = Column("loss_mask", "bool", "jagged", "true exactly on tokens that the policy wrote")
+ROLLOUT_LOGPROBS = Column(
+    "rollout_logprobs", "float32", "jagged", "log softmax(logits / temperature) when sampled; no top-p, no top-k"
+)
+TOKEN_VERSIONS = Column("token_versions", "int32", "jagged", "the weight version that wrote each token")
+REWARD = Column("reward", "float32", doc="raw score of the response")
+FINISH_REASON = Column("finish_reason", "str", doc="stop, length or abort")
+TRUNCATED = Column("truncated", "bool", doc="the response ended by length")
+N_TURNS = Column("n_turns", "int64", doc="turns that the policy wrote")
+T_SENT = Column("t_sent", "float64", doc="unix seconds when the group's generation was asked for")
+T_GENERATED = Column("t_generated", "float64", doc="unix seconds when the group was generated")
+T_REWARDED = Column("t_rewarded", "float64", doc="unix seconds when the group's rewards were known")
+
+TRAIN = "train"
+TRAIN_COLUMNS = (
+    UID, PROMPT_ID, GROUP_ID, POSITION, TOKENS, LOSS_MASK, ROLLOUT_LOGPROBS, TOKEN_VERSIONS, REWARD, FINISH_REASON,
+    TRUNCATED, N_TURNS, T_SENT, T_GENERATED, T_REWARDED,
+)  # fmt: skip
+"""What rollout writes for every sample."""
+
+GEN_GATE = "gen_gate"
+GATE_COLUMNS = (
+    UID,
+    Column("incarnation", "str", doc="the trainer's life; a restarted trainer begins a new one"),
+    Column("gate_step", "int64", doc="0, 1, 2 ... without a gap within an incarnation"),
+    Column("weight_version", "int64", doc="the version that inference serves now"),
+    Column("samples_retired", "int64", doc="samples trained or dropped since the run began"),
+    Column("stop", "bool", doc="the last gate: nothing more is to be generated for training"),
+)
+
+EVAL = "eval"
+EVAL_COLUMNS = (
+    UID,
+    Column("weight_version", "int64"),
+    Column("accuracy", "float64", doc="mean reward of greedy answers to held-out prompts"),
+    Column("count", "int64", doc="held-out prompts answered"),
+    Column("seconds", "float64"),
+    Column("response_length_mean", "float64", doc="tokens"),
+)

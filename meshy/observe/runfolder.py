@@ -1,0 +1,309 @@
+"""The folder of a run: which file is where, how it is made, and JSON lines that survive a crash."""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+
+class RunFolderError(Exception):
+    """A run folder that cannot be made or is not one; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of everything that a run leaves behind. Holds no state; make one from a path wherever it is needed."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.json"
+
+    @property
+    def topology(self) -> Path:
+        return self.path / "topology.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line a step, by the trainer."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        """One line an evaluation: `weight_version, accuracy, count, seconds, response_length_mean`."""
+        return self.path / "evals.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def reward_curve(self) -> Path:
+        return self.path / "reward_curve.png"
+
+    def log(self, service: str) -> Path:
+        return self.logs / f"{service}.log"
+
+    def timeline_of(self, service: str) -> Path:
+        return self.timeline / f"{service}.jsonl"
+
+    def weights_of(self, version: int) -> Path:
+        return self.weights / f"v{version}"
+
+    def make(self) -> Self:
+        """Makes the folder and its subfolders where missing. Raises RunFolderError when that is not possible."""
+        try:
+            for folder in (self.path, self.logs, self.weights, self.timeline, self.tensorboard):
+                folder.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".probe-{os.getpid()}"
+            probe.write_bytes(b"x")
+            probe.unlink()
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write the run folder {self.path} ({error.strerror or error}); "
+                "choose a folder that can be written with --run-dir PATH"
+            ) from error
+        return self
+
+    @classmethod
+    def create(cls, recipe: str, run_dir: str | Path | None = None, root: str | Path = "runs") -> Self:
+        """Makes the folder of a new run: `run_dir`, or `<root>/<recipe>-<YYYYmmdd-HHMMSS>`, absolute.
+
+        Raises RunFolderError when it cannot be written, or when `run_dir` holds something already.
+        """
+        if run_dir is not None:
+            path = Path(run_dir).expanduser().absolute()
+            if path.is_dir() and any(path.iterdir()):
+                raise RunFolderError(
+                    f"the run folder {path} is not empty; a run starts in a folder of its own: "
+                    "choose another --run-dir, or remove that folder first"
+                )
+            return cls(path).make()
+        base = Path(root).expanduser().absolute() / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in range(1, 1000):
+            path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+            if _claim(path):
+                return cls(path).make()
+        raise RunFolderError(f"no free name for a run folder like {base}; choose one with --run-dir PATH")
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The folder of a run that exists. Raises RunFolderError when `path` is not one."""
+        folder = cls(Path(path).expanduser().absolute())
+        if not folder.path.is_dir():
+            raise RunFolderError(
+                f"there is no run folder {folder.path}; give the folder that the run printed at its start"
+            )
+        if not any(file.exists() for file in (folder.topology, folder.recipe, folder.summary)):
+            raise RunFolderError(
+                f"{folder.path} is not a run folder: it holds no topology.json, recipe.json or summary.json{_runs_within(folder.path)}"
+            )
+        return folder
+
+
+def _claim(path: Path) -> bool:
+    """Makes `path`; False when someone else has it. Two runs that start in one second both come through."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError:
+        if path.is_dir():
+            return False
+        raise RunFolderError(
+            f"cannot make the run folder {path}: a part of that path is a file; choose another with --run-dir PATH"
+        ) from None
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot make the run folder {path} ({error.strerror or error}); choose another with --run-dir PATH"
+        ) from error
+    return True
+
+
+def _runs_within(path: Path) -> str:
+    """A hint for who gave the folder of all runs instead of one run."""
+    runs = sorted((file.parent for file in path.glob("*/topology.json")), key=lambda run: run.stat().st_mtime)
+    return f"; it holds runs, the latest is {runs[-1]}" if runs else ""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` so that a reader sees the whole file or none (NaN and infinities become null)."""
+    text = json.dumps(finite(value), indent=2, allow_nan=False, default=plain)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text + "\n")
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """The parsed file, or None when it does not exist. Raises RunFolderError when it is not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise RunFolderError(f"{path} is not JSON: {error}") from error
+
+
+class JsonlWriter:
+    """Appends JSON lines, each on disk for readers as soon as `write` returns.
+
+    A half line that a crash left at the end is removed first. NaN and infinities are written as null, with one
+    warning for each name, for JSON has no such numbers and readers in other languages refuse them.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_half_line(self.path)
+        self._file = self.path.open("ab", buffering=0)
+        self._warned: set[str] = set()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends one line. Scalars of numpy and torch become numbers, arrays and tensors lists."""
+        try:
+            line = json.dumps(dict(row), allow_nan=False, default=plain)
+        except ValueError:
+            values = json.loads(json.dumps(dict(row), default=plain))
+            self._warn(values)
+            line = json.dumps(finite(values))
+        self._file.write((line + "\n").encode())
+
+    def _warn(self, values: Any) -> None:
+        for name in non_finite(values):
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning("%s: %s is not a finite number; written as null (said once)", self.path.name, name)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TailReader:
+    """Follows a file of JSON lines: each `read` gives the rows that came since the last one.
+
+    The file may not exist yet; a line without its end yet is kept for later; a file that shrank is read anew.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._offset = 0
+        self._line = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset, self._line = 0, 0
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        rows = []
+        for text in whole.splitlines():
+            self._line += 1
+            try:
+                rows.append(json.loads(text))
+            except ValueError as error:
+                log.warning("%s line %d is not JSON, skipped: %s", self.path, self._line, error)
+        return rows
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """All whole lines of the file, [] when it does not exist; a half last line (a crash) is left out."""
+    return TailReader(path).read()
+
+
+def finite(value: Any) -> Any:
+    """The same value with every NaN and infinity in it replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def non_finite(value: Any, name: str = "") -> list[str]:
+    """Dotted names of the NaN and infinite numbers in a JSON value; list items share the name of their list."""
+    if isinstance(value, float):
+        return [] if math.isfinite(value) else [name]
+    if isinstance(value, Mapping):
+        return [
+            found for key, item in value.items() for found in non_finite(item, f"{name}.{key}" if name else str(key))
+        ]
+    if isinstance(value, list):
+        return sorted({found for item in value for found in non_finite(item, name)})
+    return []
+
+
+def plain(value: Any) -> Any:
+    """For `json.dumps(default=...)`: tensors, arrays and their scalars, paths and sets as JSON values."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r:.80}")
+
+
+def _cut_half_line(path: Path) -> None:
+    """Shortens the file to its last newline."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            step = min(65536, position)
+            file.seek(position - step)
+            newline = file.read(step).rfind(b"\n")
+            if newline >= 0:
+                position = position - step + newline + 1
+                break
+            position -= step
+        if position < end:
+            file.truncate(position)

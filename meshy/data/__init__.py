@@ -1,0 +1,1 @@
+"""Datasets and the order in which their prompts are used."""

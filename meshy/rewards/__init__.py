@@ -1,0 +1,1 @@
+"""Scoring of responses, in worker processes that can be killed."""

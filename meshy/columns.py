@@ -9,10 +9,11 @@ This module is pure: it imports nothing heavy and does no I/O.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from meshy.importing import nearest
 
 DType = Literal["int64", "int32", "float32", "float64", "bool", "str", "object"]
 Kind = Literal["scalar", "jagged", "jagged2d", "object"]
@@ -106,7 +107,7 @@ class Contract:
 
     def partition(self, name: str) -> PartitionContract:
         if name not in self.partitions:
-            raise KeyError(f"no role declares partition {name!r}{_nearest(name, self.partitions)}")
+            raise KeyError(f"no role declares partition {name!r}{nearest(name, self.partitions)}")
         return self.partitions[name]
 
     def to_json(self) -> dict:
@@ -273,7 +274,7 @@ def _check_columns(
         produced = columns.get(name)
         if produced is None:
             faults.append(
-                f"{consumer!r} consumes {partition}.{name}, which nothing produces{_nearest(name, columns)}; it would "
+                f"{consumer!r} consumes {partition}.{name}, which nothing produces{nearest(name, columns)}; it would "
                 "wait for ever: add the role that writes it, or drop the column"
             )
         elif not isinstance(wanted, str) and (wanted.dtype, wanted.kind) != (produced.dtype, produced.kind):
@@ -281,11 +282,6 @@ def _check_columns(
                 f"{partition}.{name} has two types: {consumer!r} expects {wanted.type}, but it is produced as "
                 f"{produced.type}"
             )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 # The built-in columns -------------------------------------------------------------------------------------------------

@@ -1,0 +1,294 @@
+"""What a run is made of: service groups, rings and run-wide settings, typed and strict.
+
+How a recipe file is read and set from the command line stands in `settings.py`. This module is pure: it imports
+nothing heavy and does no I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from meshy.columns import TRAIN, Consumes, Declaration, Produces
+from meshy.importing import nearest, path_of
+
+ON_DEMAND: Literal["on_demand"] = "on_demand"
+FALLBACK: Literal["fallback"] = "fallback"
+Membership = Literal["on_demand", "fallback"]
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot run. `faults` holds every reason found, each saying what to change."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """Base of every role's configuration. A role is one subclass of this and one subclass of `meshy.service.Service`.
+
+    service: import path of the Service subclass; imported only in the service's own process.
+    processes: `one` process a replica; `per_host`, one on each host that the replica spans; `per_gpu`, one a GPU.
+    serves_http: the replica answers requests of other services on its endpoint port.
+    """
+
+    service: ClassVar[str] = ""
+    processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "one"
+    serves_http: ClassVar[bool] = False
+
+    def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
+        """What the role reads from the queue."""
+        return ()
+
+    def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
+        """What the role writes to the queue."""
+        return ()
+
+    def live_rows(self, recipe: Recipe) -> dict[str, int]:
+        """For each partition in which all replicas together create rows: how many can be alive at once, at most."""
+        return {}
+
+    def faults(self, recipe: Recipe) -> list[str]:
+        """What is wrong with this configuration, without any I/O. Each sentence says what to change."""
+        return []
+
+    def preflight(self, recipe: Recipe) -> list[str]:
+        """What is wrong as seen from the host on which the role will run, before anything is spawned (files, data)."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceGroup:
+    """`replicas` equal services of one role.
+
+    gpus_per_replica: 0 for a role that computes on the CPU only.
+    colocate_with: the group whose GPUs this one shares; both must be members of one ring.
+    wait_for: groups that must be ready before this one starts its work.
+    """
+
+    id: str
+    config: ServiceConfig
+    replicas: int = 1
+    gpus_per_replica: int = 0
+    colocate_with: str | None = None
+    wait_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColocationRing:
+    """Groups that take turns on exactly the same GPUs. FALLBACK members hold them while no ON_DEMAND member asks."""
+
+    id: str
+    members: tuple[tuple[str, Membership], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the policy writes. Run-wide, since the trainer divides logits by the same temperature.
+
+    top_k: -1 turns it off. stop, stop_token_ids: end a response beside the model's own end token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """TransferQueue's processes. storage_units: how many hold rows, spread over the hosts in turn."""
+
+    storage_units: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole run.
+
+    model: a folder in Hugging Face format, or a hub id. data: import path (or callable) of a factory that returns a
+    `meshy.data.Task`, called with `data_options` and `seed`. steps: optimiser batches. deterministic: on CPU, equal
+    seeds give equal tokens and losses, bit for bit. context_length: prompt and response together, in tokens.
+    base_port: first of the ports that the run uses on every host; None picks a free block.
+    """
+
+    name: str = ""
+    model: str
+    data: str | Callable[..., Any]
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[ServiceGroup, ...]
+    rings: tuple[ColocationRing, ...] = ()
+    steps: int = 100
+    seed: int = 0
+    deterministic: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+    context_length: int = 1024
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    base_port: int | None = None
+
+    def group(self, id: str) -> ServiceGroup:
+        """The group called `id`; KeyError with the nearest name where there is none."""
+        for group in self.groups:
+            if group.id == id:
+                return group
+        raise KeyError(f"no group {id!r} in the recipe{nearest(id, [g.id for g in self.groups])}")
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one training batch: `batch_size` of the role that clears partition `train`."""
+        for group in self.groups:
+            if any(c.partition == TRAIN and c.end for c in group.config.consumes(self)):
+                size = getattr(group.config, "batch_size", None)
+                if isinstance(size, int):
+                    return size
+        raise LookupError("no role with a `batch_size` is the end consumer of partition 'train'")
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """What every group says about the queue's columns."""
+        return tuple(
+            Declaration(
+                group=group.id,
+                replicas=group.replicas,
+                consumes=group.config.consumes(self),
+                produces=group.config.produces(self),
+                live_rows=group.config.live_rows(self),
+            )
+            for group in self.groups
+        )
+
+
+# Checking -------------------------------------------------------------------------------------------------------------
+
+
+def type_faults(recipe: Recipe) -> list[str]:
+    """Every field of the recipe whose value is not of its declared type, by its full path."""
+    faults = _type_faults("", recipe, skip=("groups",))
+    for index, group in enumerate(recipe.groups):
+        if not isinstance(group, ServiceGroup):
+            faults.append(f"groups[{index}]: expected ServiceGroup, got {group!r}")
+            continue
+        faults += _type_faults(f"{group.id}.", group, skip=("config",))
+        if isinstance(group.config, ServiceConfig):
+            faults += _type_faults(f"{group.id}.", group.config)
+        else:
+            faults.append(f"{group.id}.config: expected a ServiceConfig, got {group.config!r}")
+    return faults
+
+
+def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[str]:
+    from pydantic import TypeAdapter, ValidationError
+
+    faults: list[str] = []
+    hints = typing.get_type_hints(type(value))
+    for f in dataclasses.fields(value):
+        if f.name in skip:
+            continue
+        member, hint = getattr(value, f.name), hints[f.name]
+        if dataclasses.is_dataclass(member) and not isinstance(member, type):
+            faults += _type_faults(f"{prefix}{f.name}.", member)
+            continue
+        try:
+            TypeAdapter(hint).validate_python(member, strict=True)
+        except ValidationError:
+            faults.append(f"{prefix}{f.name}: expected {type_name(hint)}, got {type(member).__name__} {member!r}")
+    return faults
+
+
+def type_name(hint: Any) -> str:
+    """A type as people write it: `int`, `float | None`, `'a' | 'b'`."""
+    if hint is type(None):
+        return "none"
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(repr(a) for a in arguments)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(type_name(a) for a in arguments)
+    return getattr(hint, "__name__", str(hint)) if not arguments else str(hint).replace("typing.", "")
+
+
+def recipe_faults(recipe: Recipe) -> list[str]:
+    """What is wrong with a well-typed recipe, as far as it can be known without GPUs, files or network."""
+    faults: list[str] = []
+    ids = [group.id for group in recipe.groups]
+    own = {f.name for f in dataclasses.fields(Recipe)}
+    for id in dict.fromkeys(ids):
+        if ids.count(id) > 1:
+            faults.append(f"group id {id!r} is used {ids.count(id)} times; give each group an id of its own")
+        if id in own:
+            faults.append(f"group id {id!r} is also a run-wide field of the recipe; choose another id")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", id):
+            faults.append(f"group id {id!r}: use letters, digits and '_' only, starting with a letter")
+    if not recipe.groups:
+        faults.append("groups: the recipe has no service group; nothing would run")
+    for name, value, least in (("steps", recipe.steps, 1), ("context_length", recipe.context_length, 2)):
+        if value < least:
+            faults.append(f"{name}: expected at least {least}, got {value}")
+    faults += _sampling_faults(recipe)
+    for group in recipe.groups:
+        faults += _group_faults(recipe, group, ids)
+    if not faults:  # a role may rely on what was checked above
+        for group in recipe.groups:
+            faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
+    return faults
+
+
+def _sampling_faults(recipe: Recipe) -> list[str]:
+    s = recipe.sampling
+    checks = (
+        (s.temperature > 0, "temperature", s.temperature, "more than 0 (evaluation is greedy by itself)"),
+        (0 < s.top_p <= 1, "top_p", s.top_p, "a share in (0, 1]"),
+        (s.top_k == -1 or s.top_k >= 1, "top_k", s.top_k, "-1 (off) or at least 1"),
+        (0 <= s.min_p < 1, "min_p", s.min_p, "a share in [0, 1)"),
+        (s.max_new_tokens >= 1, "max_new_tokens", s.max_new_tokens, "at least 1"),
+        (
+            s.max_new_tokens < recipe.context_length, "max_new_tokens", s.max_new_tokens,
+            f"less than context_length ({recipe.context_length}), which holds the prompt too",
+        ),
+    )  # fmt: skip
+    return [f"sampling.{name}: expected {expected}, got {value}" for fine, name, value, expected in checks if not fine]
+
+
+def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[str]:
+    faults: list[str] = []
+    if group.replicas < 1:
+        faults.append(f"{group.id}.replicas: expected at least 1, got {group.replicas}")
+    if group.gpus_per_replica < 0:
+        faults.append(f"{group.id}.gpus_per_replica: expected 0 or more, got {group.gpus_per_replica}")
+    if not group.config.service:
+        faults.append(f"{group.id}: {type(group.config).__name__} names no `service` class; set service = 'module:Class'")
+    if group.config.processes == "per_gpu" and group.gpus_per_replica == 0:
+        faults.append(f"{group.id}.gpus_per_replica: this role runs one process a GPU and needs at least 1")
+    for other in (*group.wait_for, *([group.colocate_with] if group.colocate_with else [])):
+        if other not in ids:
+            faults.append(f"{group.id}: names group {other!r}, which is not in the recipe{nearest(other, ids)}")
+        elif other == group.id:
+            faults.append(f"{group.id}: names itself in wait_for or colocate_with; drop that")
+    return faults
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """The resolved recipe as plain JSON values; callables by their import path."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {str(k): plain(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        return path_of(value) if callable(value) else value
+
+    data = plain(recipe)
+    for group, entry in zip(recipe.groups, data["groups"], strict=True):
+        entry["config"]["type"] = f"{type(group.config).__module__}:{type(group.config).__qualname__}"
+    return data

@@ -1,4 +1,4 @@
-"""The numbers of each step and evaluation: JSON lines and TensorBoard events. Written by one process, trainer rank 0."""
+"""The numbers of each step and evaluation: JSON lines and TensorBoard events, written by trainer rank 0."""
 
 import math
 import time

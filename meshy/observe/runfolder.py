@@ -131,7 +131,8 @@ class RunFolder:
             )
         if not any(file.exists() for file in (folder.topology, folder.recipe, folder.summary)):
             raise RunFolderError(
-                f"{folder.path} is not a run folder: it holds no topology.json, recipe.json or summary.json{_runs_within(folder.path)}"
+                f"{folder.path} is not a run folder: it holds no topology.json, recipe.json or summary.json"
+                + _runs_within(folder.path)
             )
         return folder
 

@@ -52,7 +52,7 @@ class Timeline:
             self.record(name, start, time.time())
 
     def record(self, name: str, start: float, end: float) -> None:
-        """Records that `name` ran from `start` to `end`, unix seconds. Raises ValueError if it ends before it starts."""
+        """Records that `name` ran from `start` to `end`, unix seconds; ValueError if it ends before it starts."""
         if end < start:
             raise ValueError(f"interval {name!r} ends {start - end:.6f} s before it starts ({start} .. {end})")
         with self._lock:

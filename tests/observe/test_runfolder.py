@@ -30,7 +30,7 @@ def test_run_dir_must_be_empty(tmp_path):
     (tmp_path / "mine").mkdir()
     folder = RunFolder.create("x", run_dir=tmp_path / "mine")
     folder.recipe.write_text("{}")
-    with pytest.raises(RunFolderError, match="is not empty.*choose another --run-dir"):
+    with pytest.raises(RunFolderError, match=r"is not empty.*choose another --run-dir"):
         RunFolder.create("x", run_dir=tmp_path / "mine")
 
 

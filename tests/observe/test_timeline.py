@@ -102,7 +102,7 @@ def test_a_process_that_ends_without_close_still_writes(tmp_path):
 
 
 def test_an_interval_that_runs_backwards_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="ends 1.000000 s before"):
+    with pytest.raises(ValueError, match=r"ends 1\.000000 s before"):
         Timeline(tmp_path / "t.jsonl").record("train", 2, 1)
 
 
@@ -118,6 +118,7 @@ def test_steady_window():
 def test_torch_free():
     code = (
         "import sys, meshy.observe.timeline, meshy.observe.runfolder;"
-        "heavy = {'torch', 'matplotlib', 'rich', 'httpx', 'numpy', 'zmq', 'ray'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'matplotlib', 'rich', 'httpx', 'numpy', 'zmq', 'ray'} & set(sys.modules);"
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": os.getcwd()})

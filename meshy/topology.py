@@ -6,8 +6,8 @@ the same bytes (`Topology.digest`) on every rank. This module is pure: it import
 Ports, on every host, count from the run's base port B (a block of `PORT_SPAN`):
 
     B                             held by the host's first ignitor for as long as the run lives: marks the block as taken
-    B + 8 .. B + 15               the queue's controller (on the first host)
-    B + 16 + 4 j                  the j-th storage unit of the host
+    B + 8 .. B + 11               the queue's controller (on the first host): handshake, request, doorbell, admin HTTP
+    B + 16 + j                    the j-th storage unit of the host
     B + 128 + 8 k                 the k-th CPU-only service of the host
     B + 512 + 64 g + 8 l          the process on local GPU g that is the l-th of those sharing it
 
@@ -31,8 +31,8 @@ PORT_SPAN = 2048
 FIRST_BASE_PORT = 10240
 LAST_BASE_PORT = 30720  # the block ends below Linux's ephemeral ports (32768 and up)
 
-_CONTROLLER, _CONTROLLER_PORTS = 8, 8
-_STORAGE, _STORAGE_PORTS, _MAX_STORAGE = 16, 4, 28
+_CONTROLLER, _CONTROLLER_PORTS = 8, 4
+_STORAGE, _MAX_STORAGE = 16, 112
 _CPU, _SERVICE_PORTS, _MAX_CPU = 128, 8, 48
 _GPU, _GPU_PORTS = 512, 64
 _MAX_LANES = _GPU_PORTS // _SERVICE_PORTS
@@ -88,7 +88,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class QueueProcess:
-    """A process of TransferQueue and the ports that it may bind."""
+    """A process of TransferQueue and its ports: (handshake, request, doorbell, admin) or (request,)."""
 
     name: str
     host: str
@@ -182,7 +182,8 @@ class Topology:
             ],
             "queue": {
                 "controller": {"host": self.controller.host, "ports": list(self.controller.ports)},
-                "storage": [{"name": s.name, "host": s.host, "ports": list(s.ports)} for s in self.storage],
+                "admin_port": self.controller.ports[3],
+                "storage": [{"host": s.host, "port": s.ports[0]} for s in self.storage],
                 "capacity_rows": self.capacity_rows,
             },
             "contract": self.contract.to_json(),
@@ -469,8 +470,7 @@ def _gpu_processes(
 
 
 def _storage_unit(unit: int, host: str, nth: int, first_rank: dict[str, int], base_port: int) -> QueueProcess:
-    first = base_port + _STORAGE + _STORAGE_PORTS * nth
-    return QueueProcess(f"queue.storage{unit}", host, first_rank[host], tuple(range(first, first + _STORAGE_PORTS)))
+    return QueueProcess(f"queue.storage{unit}", host, first_rank[host], (base_port + _STORAGE + nth,))
 
 
 def gpu_list(hosts: int, gpus_per_host: int, device: Literal["cuda", "cpu"] = "cuda") -> tuple[Gpu, ...]:

@@ -1,0 +1,71 @@
+"""`python -m meshy.service LAUNCH_FILE NAME`: one service process, as an ignitor starts it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from meshy.importing import load
+from meshy.observe.logs import setup_logging
+from meshy.service.base import Service
+from meshy.service.context import Context
+from meshy.service.lifetime import die_with_parent
+from meshy.service.readiness import wait_until_ready
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived: unwind from wherever the service is. No Exception, so that no handler of a role swallows it."""
+
+
+def main(launch_file: str, name: str) -> int:
+    die_with_parent(parent=int(os.environ["MESHY_PARENT"]) if "MESHY_PARENT" in os.environ else None)
+    setup_logging(name)
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes the stack of every thread to the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ignitor decides when a service ends
+    context = Context.load(Path(launch_file), name)
+    service: Service = load(context.group.config.service)(context)
+    service.log.info("pid %d, GPUs %s", os.getpid(), list(context.process.gpus) or "none")
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if not service.stopping.is_set():
+            service.stopping.set()
+            service.tell("stopping", "asked to end")
+            raise Stopped
+
+    signal.signal(signal.SIGTERM, stop)
+    return live(service)
+
+
+def live(service: Service) -> int:
+    """Take a service through its life; the exit code of the process."""
+    from meshy.service.admin import AdminServer
+
+    context = service.context
+    admin = AdminServer(service, context.process.host, context.process.admin_port)
+    admin.start()
+    try:
+        service.setup()
+        if context.group.wait_for:
+            service.tell("waiting", f"for {', '.join(context.group.wait_for)}")
+            wait_until_ready(context.topology, context.group.wait_for, context.run_id, service.stopping)
+        service.tell("ready")
+        service.run()
+    except Stopped:
+        service.log.info("ended as asked")
+    except BaseException:
+        service.tell("failed")
+        raise
+    finally:
+        service.stopping.set()
+        service.close()
+        service.timeline.close()
+        admin.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""The base class of every role."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from meshy.observe.timeline import Timeline
+from meshy.service.context import Context
+
+if TYPE_CHECKING:
+    import torch
+    from fastapi import FastAPI
+
+    from meshy.queue.sync import QueueClient
+
+State = Literal["starting", "waiting", "ready", "stopping", "failed"]
+
+
+class Service:
+    """One process of a role. Subclass it and fill `setup` and `run`; everything else has a sensible default.
+
+    The life of a service: construction, `setup` (load what is heavy), the groups in `wait_for` become ready, `run`
+    (until the work is done or `stopping` is set), `close`. Whatever `run` raises ends the run with its traceback.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.recipe = context.recipe
+        self.config: Any = context.group.config
+        self.log = logging.getLogger(f"meshy.{context.group.id}")
+        self.stopping = threading.Event()
+        self.timeline = Timeline(context.folder.timeline_of(context.name))
+        self.state: State = "starting"
+        self.since = time.time()
+        self.detail = ""
+
+    # Hooks ------------------------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Load what the role needs. Other services are not yet known to be ready."""
+
+    def run(self) -> None:
+        """Do the work. Returning ends this service in good order."""
+        self.stopping.wait()
+
+    def close(self) -> None:
+        """Let go of what `setup` and `run` took. Called once, also after a failure."""
+
+    def health(self) -> dict[str, Any]:
+        """More for `/health`: small JSON values that say how the service is."""
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for `/metrics`, by name."""
+        return {}
+
+    def admin_routes(self, app: FastAPI) -> None:
+        """Add routes of the role's own to the admin endpoint."""
+
+    # What a role can use ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def queue(self) -> QueueClient:
+        """The client of the queue, which knows this role's declared columns. Connects when first used."""
+        from meshy.queue.sync import QueueClient
+
+        return QueueClient(self.context.endpoints, self.context.topology.contract, self.context.replica.name)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device that this process computes on; the ignitor shows each process only its own GPUs."""
+        import torch
+
+        from meshy.device import device_kind
+
+        return torch.device("cuda", 0) if device_kind() == "cuda" and self.context.process.gpus else torch.device("cpu")
+
+    @contextmanager
+    def gpu(self) -> Iterator[None]:
+        """Use the GPUs of this service: `with self.gpu(): ...`. Outside a ring they are its own and nothing happens."""
+        yield
+
+    def tell(self, state: State, detail: str = "") -> None:
+        """Say what the service is doing; seen in `/health` and `meshy status`."""
+        if state != self.state:
+            self.log.info("%s%s", state, f": {detail}" if detail else "")
+            self.since = time.time()
+        self.state, self.detail = state, detail

@@ -37,11 +37,13 @@ class ServiceConfig:
     service: import path of the Service subclass; imported only in the service's own process.
     processes: `one` process a replica; `per_host`, one on each host that the replica spans; `per_gpu`, one a GPU.
     serves_http: the replica answers requests of other services on its endpoint port.
+    ends_run: the run is over, in good order, when a process of this role ends in good order.
     """
 
     service: ClassVar[str] = ""
     processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "one"
     serves_http: ClassVar[bool] = False
+    ends_run: ClassVar[bool] = False
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         """What the role reads from the queue."""

@@ -1,0 +1,155 @@
+"""The same run on every rank: all derive it, compare digests, and settle folder, model and ports before spawning."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshy.ignitor.discover import Seat
+from meshy.ignitor.ports import PortBlock
+from meshy.observe.runfolder import RunFolder, RunFolderError, write_json
+from meshy.recipe import Recipe, RecipeError, to_json
+from meshy.service.context import Launch
+from meshy.settings import load_recipe, parse_settings
+from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, derive_topology, with_base_port
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of an ignitor."""
+
+    recipe_file: str
+    settings: list[str]
+    run_dir: str | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that all ranks agree on."""
+
+    launch: Launch
+    recipe: Recipe
+    topology: Topology
+    folder: RunFolder
+    ports: PortBlock
+
+    @property
+    def launch_file(self) -> Path:
+        return self.folder.path / "launch.json"
+
+
+def agree(seat: Seat, arguments: Arguments) -> Run:
+    """Derive, check and settle the run. RecipeError, on every rank alike, holds all faults found on any of them."""
+    recipe, topology, settings, faults = _derive(seat, arguments)
+    _settle_faults(seat, "recipe", faults)
+    assert recipe is not None and topology is not None
+    digest = topology.digest + json.dumps(to_json(recipe), sort_keys=True)
+    digests = seat.gather("digest", digest)
+    if len(set(digests)) > 1:
+        odd = [r for r, d in enumerate(digests) if d != digests[0]]
+        raise RecipeError(
+            [f"ranks {odd} derive another run than rank 0 from the same command: are the recipe files the same there?"]
+        )
+    folder, run_id, faults = _run_folder(seat, arguments, recipe)
+    _settle_faults(seat, "folder", faults)
+    assert folder is not None
+    model_folder, faults = _host_preflight(seat, recipe, topology)
+    _settle_faults(seat, "preflight", faults)
+    block = PortBlock(seat.gpu.host)
+    topology = _settle_ports(seat, recipe, topology, block)
+    launch = Launch(
+        run_id=run_id,
+        run_dir=str(folder.path),
+        recipe_file=str(Path(arguments.recipe_file).resolve()),
+        settings=settings,
+        gpus=seat.gpus,
+        base_port=topology.base_port,
+        digest=topology.digest,
+        model_folder=model_folder,
+    )
+    run = Run(launch, recipe, topology, folder, block)
+    if seat.leads_host:
+        folder.make()
+        launch.write(run.launch_file)
+    if seat.is_first:
+        write_json(folder.recipe, to_json(recipe))
+        write_json(folder.topology, {"run_id": run_id, **topology.to_json()})
+    seat.gather("written", True)
+    return run
+
+
+def _derive(seat: Seat, arguments: Arguments) -> tuple[Recipe | None, Topology | None, dict[str, str], list[str]]:
+    try:
+        settings = parse_settings(arguments.settings)
+        recipe = load_recipe(arguments.recipe_file, settings, len(seat.gpus))
+        topology = derive_topology(recipe, seat.gpus, recipe.base_port or FIRST_BASE_PORT)
+    except RecipeError as error:
+        return None, None, {}, error.faults
+    return recipe, topology, settings, []
+
+
+def _settle_faults(seat: Seat, name: str, faults: list[str]) -> None:
+    """Raise on every rank what was found on any: nothing is spawned anywhere unless all is well everywhere."""
+    everywhere = seat.gather(f"faults/{name}", faults)
+    distinct: dict[str, list[int]] = {}
+    for rank, found in enumerate(everywhere):
+        for fault in found:
+            distinct.setdefault(fault, []).append(rank)
+    if distinct:
+        raise RecipeError(
+            [f if len(ranks) in (1, seat.world_size) else f"{f} (ranks {ranks})" for f, ranks in distinct.items()]
+        )
+
+
+def _run_folder(seat: Seat, arguments: Arguments, recipe: Recipe) -> tuple[RunFolder | None, str, list[str]]:
+    """Rank 0 makes the folder and names the run; the others learn both."""
+    folder, faults = None, []
+    if seat.is_first:
+        try:
+            folder = RunFolder.create(recipe.name, arguments.run_dir)
+        except RunFolderError as error:
+            faults.append(str(error))
+    mine = {"path": str(folder.path) if folder else "", "run_id": f"{time.strftime('%H%M%S')}-{uuid.uuid4().hex[:8]}"}
+    first = seat.gather("folder", mine)[0]
+    return RunFolder(Path(first["path"])), first["run_id"], faults
+
+
+def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str, list[str]]:
+    """The checks that need this host's files: the model's folder, and what each role says that will run here."""
+    from meshy.models import ModelError, model_folder
+
+    model, faults = "", []
+    if seat.leads_host:
+        try:
+            model = str(model_folder(recipe.model))
+        except ModelError as error:
+            faults.append(f"model: {error}")
+        here = {replica.group for replica in topology.replicas for p in replica.processes if p.host == seat.gpu.host}
+        for group in recipe.groups:
+            if group.id in here and not faults:
+                faults += [f"{group.id}: {fault}" for fault in group.config.preflight(recipe)]
+    everyone = seat.gather("model", {"host": seat.gpu.host, "model": model})
+    model = next(entry["model"] for entry in everyone if entry["host"] == seat.gpu.host)
+    return model, faults
+
+
+def _settle_ports(seat: Seat, recipe: Recipe, topology: Topology, block: PortBlock) -> Topology:
+    """The topology on the first block of ports that is free on every host; the recipe's own block where it names one."""
+    candidates = (
+        [recipe.base_port] if recipe.base_port is not None else list(range(FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN))
+    )
+    for base_port in candidates:
+        topology = with_base_port(topology, base_port)
+        faults = block.claim(topology.ports_on(seat.gpu.host)) if seat.leads_host else []
+        everywhere = [fault for found in seat.gather(f"ports/{base_port}", faults) for fault in found]
+        if not everywhere:
+            return topology
+        block.release()
+    if recipe.base_port is None:
+        everywhere.append(f"no free block of ports between {candidates[0]} and {candidates[-1] + PORT_SPAN}")
+    raise RecipeError(list(dict.fromkeys(everywhere)))
+
+

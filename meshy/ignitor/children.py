@@ -1,0 +1,120 @@
+"""The processes that this ignitor owns: spawned in sessions of their own, watched each by a thread, stopped in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
+
+
+@dataclass
+class Child:
+    """One owned process."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def how_it_ended(self) -> str:
+        code = self.process.returncode
+        if code is None:
+            return "is alive"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+class Children:
+    """Spawn and watch. `exits` receives each child as it ends, in the order in which they end."""
+
+    def __init__(self) -> None:
+        self.all: list[Child] = []
+        self.exits: queue.SimpleQueue[Child | signal.Signals] = queue.SimpleQueue()
+
+    def spawn(self, name: str, command: list[str], log_file: Path, environment: Mapping[str, str]) -> Child:
+        """Start `command` with its output in `log_file`, in a session of its own, to die with this process.
+
+        Must be called from the main thread: the kernel ties a child's life to the thread that made it.
+        """
+        with log_file.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environment, "MESHY_PARENT": str(os.getpid())},
+                start_new_session=True,
+            )
+        child = Child(name, log_file, process)
+        self.all.append(child)
+        threading.Thread(target=self._await_exit, args=(child,), name=f"watch-{name}", daemon=True).start()
+        return child
+
+    def _await_exit(self, child: Child) -> None:
+        child.process.wait()
+        self.exits.put(child)
+
+    def kill_now(self) -> None:
+        """SIGKILL to every session, without waiting."""
+        for child in self.all:
+            _signal(child, signal.SIGKILL, whole_session=True)
+
+    def stop(self, grace: float, names: Iterable[str] | None = None) -> None:
+        """SIGTERM to each (or to `names`), SIGKILL to what is left of their sessions after `grace` seconds."""
+        chosen = [child for child in self.all if names is None or child.name in set(names)]
+        for child in chosen:
+            if child.process.poll() is None:
+                _signal(child, signal.SIGTERM, whole_session=False)
+        end = time.monotonic() + grace
+        for child in chosen:
+            try:
+                child.process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("%s did not end within %.0f s of SIGTERM and is killed", child.name, grace)
+        for child in chosen:
+            _signal(child, signal.SIGKILL, whole_session=True)
+            child.process.wait()
+
+
+def _signal(child: Child, signum: signal.Signals, whole_session: bool) -> None:
+    try:
+        if whole_session:
+            os.killpg(child.process.pid, signum)
+        else:
+            child.process.send_signal(signum)
+    except (ProcessLookupError, PermissionError):
+        return  # already gone, with all it started
+
+
+def service_environment(local_gpus: list[int], on_cpu: bool) -> dict[str, str]:
+    """The environment of a child: torchrun's own variables taken out, only its GPUs visible, one thread on CPU."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in TORCHRUN_VARIABLES and not name.startswith(TORCHRUN_PREFIXES)
+    }
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if on_cpu:
+        environment["OMP_NUM_THREADS"] = environment.get("MESHY_THREADS", "1")  # services share the cores
+        return environment
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(max(local_gpus, default=-1) + 1)]
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[i] for i in local_gpus)
+    return environment
+
+
+def service_command(launch_file: Path, name: str) -> list[str]:
+    return [sys.executable, "-m", "meshy.service", str(launch_file), name]

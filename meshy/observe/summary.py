@@ -1,0 +1,208 @@
+"""The end of a run: summary.json, a short table, the reward curve, and what to try next."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from meshy.observe.runfolder import RunFolder, read_jsonl, write_json
+from meshy.observe.terminal import console, duration, mean, short
+from meshy.observe.timeline import idle_share, read_timeline, steady_window
+
+log = logging.getLogger(__name__)
+
+Status = Literal["completed", "interrupted", "failed"]
+Outcome = Literal["learned", "not learned", "unclear", "interrupted", "failed"]
+
+EDGE_STEPS = 5
+LEARNED = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a run failed: which service, what it said (one line), and where its log is."""
+
+    service: str
+    reason: str
+    log: str | None = None
+
+
+def build_summary(
+    folder: RunFolder, *, status: Status, started: float, ended: float, failure: Failure | None = None
+) -> dict[str, Any]:
+    """Reads what the run wrote, writes summary.json and returns its content.
+
+    started, ended: unix seconds of the whole run. `reward_first` and `reward_last` are means over the first and last
+    5 steps (of a run shorter than 10: over its halves). `eval_before` is the accuracy of weight version 0,
+    `eval_after` that of the newest version evaluated after it. `idle_share` is taken over steady steps, all but the
+    first and the last. What the run did not get to is null.
+    """
+    steps = read_jsonl(folder.metrics)
+    before, after = eval_edges(read_jsonl(folder.evals))
+    first, last = reward_edges(steps)
+    summary = {
+        "status": status,
+        "steps": steps[-1]["step"] if steps else 0,
+        "reward_first": first,
+        "reward_last": last,
+        "eval_before": before,
+        "eval_after": after,
+        "wall_seconds": ended - started,
+        "idle_share": steady_idle_share(folder, steps),
+        "tokens_per_second": mean(row.get("tokens_per_second") for row in steps[1:] or steps),
+        "weights": _newest_weights(folder),
+        "started": started,
+        "ended": ended,
+        "failure": asdict(failure) if failure else None,
+    }
+    write_json(folder.summary, summary)
+    return summary
+
+
+def reward_edges(steps: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Mean reward of the first and of the last steps: 5, or half of a run shorter than 10, at least one."""
+    rewards = [row["reward_mean"] for row in steps if row.get("reward_mean") is not None]
+    count = min(EDGE_STEPS, max(1, len(rewards) // 2))
+    return mean(rewards[:count]), mean(rewards[-count:])
+
+
+def eval_edges(evals: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Accuracy of weight version 0, and of the newest version after it."""
+    by_version = {row["weight_version"]: row.get("accuracy") for row in evals}
+    newest = max(by_version, default=0)
+    return by_version.get(0), by_version[newest] if newest > 0 else None
+
+
+def steady_idle_share(folder: RunFolder, steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """The idle share over the steady steps; None for a run too short to have any, or without a timeline."""
+    busy = read_timeline(folder.timeline)
+    window = steady_window(steps, last_end=max((end for _, end in busy), default=None))
+    if not busy or window is None or window[1] <= window[0]:
+        return None
+    return idle_share(folder.path, *window)
+
+
+def _newest_weights(folder: RunFolder) -> str | None:
+    versions = [
+        (int(match[1]), path) for path in folder.weights.glob("v*") if (match := re.fullmatch(r"v(\d+)", path.name))
+    ]
+    return str(max(versions)[1]) if versions else None
+
+
+def outcome(summary: Mapping[str, Any]) -> Outcome:
+    """What became of the run: it learned when held-out accuracy (else the reward) rose by at least 0.05."""
+    if summary["status"] != "completed":
+        return "failed" if summary["status"] == "failed" else "interrupted"
+    for before, after in (("eval_before", "eval_after"), ("reward_first", "reward_last")):
+        if summary[before] is not None and summary[after] is not None:
+            return "learned" if summary[after] - summary[before] >= LEARNED else "not learned"
+    return "unclear"
+
+
+def advice(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run: Path) -> list[str]:
+    """What to try next, most useful first."""
+    events = f"tensorboard --logdir {run / 'tensorboard'}   shows every curve"
+    match outcome(summary):
+        case "failed":
+            failure = summary["failure"] or {}
+            where = f"; its log: {failure['log']}" if failure.get("log") else f"; the logs: {run / 'logs'}"
+            return [
+                f"{failure.get('service', 'the run')} failed: {failure.get('reason', 'see the logs')}{where}",
+                f"meshy status {run}   shows how far the run came",
+                "mend the cause and start the same command again; each run gets a folder of its own",
+            ]
+        case "interrupted":
+            return [f"the run was ended at step {summary['steps']}", events]
+        case "learned":
+            return [*_load_weights(summary), events, *_next_runs()]
+        case "not learned":
+            return [*_why_not(summary, steps, run), events]
+    return [events, "add an evaluation set to the task, to see what is learned on prompts that training never sees"]
+
+
+def _load_weights(summary: Mapping[str, Any]) -> list[str]:
+    if not summary["weights"]:
+        return []
+    return [f'AutoModelForCausalLM.from_pretrained("{summary["weights"]}")   loads what was trained (transformers)']
+
+
+def _next_runs() -> list[str]:
+    return [
+        "steps=200 or a larger trainer.lr   learns on; --help of the recipe's fields: meshy check RECIPE",
+        "torchrun --nproc-per-node 2 -m meshy.ignitor recipes/grpo_sync.py model=Qwen/Qwen3-1.7B   is the same on GPUs",
+    ]
+
+
+def _why_not(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run: Path) -> list[str]:
+    """The likeliest reasons why nothing was learned, from the metrics."""
+    samples = f"look at {run / 'trajectories.jsonl'}"
+    reward, spread = summary["reward_last"], mean(row.get("reward_std") for row in steps)
+    before = summary["eval_before"]
+    if before is not None and before >= 0.95:
+        return ["the model could do this task from the start: take a harder one"]
+    lines = []
+    if spread is not None and spread < 1e-6:
+        lines.append(
+            f"every sample got the same reward ({short(reward)}), so there was nothing to learn from: {samples}, check "
+            "the reward, take an easier task or a higher sampling.temperature"
+        )
+    if any(row.get("loss") is None for row in steps):
+        lines.append("the loss was not finite: lower trainer.lr")
+    gradient = mean(row.get("grad_norm") for row in steps)
+    if gradient == 0:
+        lines.append(f"every gradient was zero: {samples}; were all responses masked or truncated?")
+    if not lines:
+        lines = [f"raise trainer.lr or steps; {samples}, do the rewards fit the responses?"]
+    return lines
+
+
+def print_end(folder: RunFolder, summary: Mapping[str, Any], stream: TextIO | None = None) -> None:
+    """The end of a run on the terminal: curve, table and what to try next. Also writes the curve's PNG.
+
+    Never raises for a terminal that went away; a PNG that cannot be drawn is logged.
+    """
+    from rich.text import Text
+
+    from meshy.observe.curve import Curve, text_chart, write_png
+
+    out = console(stream)
+    steps = read_jsonl(folder.metrics)
+    curve = Curve.of(steps, read_jsonl(folder.evals))
+    drawn = False
+    if curve.rewards:
+        try:
+            write_png(curve, folder.reward_curve, folder.name)
+            drawn = True
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            log.warning("cannot draw %s: %s", folder.reward_curve, error)
+        unicode = (out.encoding or "").lower().replace("-", "").startswith("utf")
+        for line in ["", *text_chart(curve, width=min(out.width, 88), unicode=unicode), ""]:
+            out.print(line)
+    for label, value in end_rows(folder, summary, drawn):
+        style = {"completed": "bold green", "failed": "bold red"}.get(value, "")
+        out.print(Text(f"{label:<20}").append(value, style), soft_wrap=True)
+    out.print("\nwhat to try next", style="bold")
+    for text in advice(summary, steps, folder.path):
+        out.print(Text(f"  - {text}"), soft_wrap=True)
+
+
+def end_rows(folder: RunFolder, summary: Mapping[str, Any], drawn: bool) -> list[tuple[str, str]]:
+    """The lines of the closing table: label and value."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f} %"
+
+    rows = [
+        ("status", str(summary["status"])),
+        ("steps", str(summary["steps"])),
+        ("reward", f"{short(summary['reward_first'])} -> {short(summary['reward_last'])}   (first and last steps)"),
+        ("held-out accuracy", f"{percent(summary['eval_before'])} -> {percent(summary['eval_after'])}"),
+        ("wall time", duration(summary["wall_seconds"])),
+        ("tokens/s", short(summary["tokens_per_second"])),
+        ("no engine busy", f"{percent(summary['idle_share'])} of the time in steady steps"),
+        ("weights", summary["weights"] or "-"),
+        ("run folder", str(folder.path)),
+    ]
+    return rows + ([("reward curve", str(folder.reward_curve))] if drawn else [])

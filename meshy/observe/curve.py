@@ -1,8 +1,9 @@
 """The reward curve: as a PNG and in the characters of a terminal."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def write_png(curve: Curve, path: Path, title: str) -> None:
     axes = figure.add_subplot()
     axes.set_title(title)
     axes.set_xlabel("step")
-    axes.set_ylabel("mean reward")
+    axes.set_ylabel("mean reward, accuracy" if curve.one_scale and curve.evals else "mean reward")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     if curve.rewards:
@@ -109,7 +110,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _joined(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The dots of the line through `points`."""
     dots = list(points[:1])
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         count = max(abs(x1 - x0), abs(y1 - y0), 1)
         dots += [(round(x0 + (x1 - x0) * i / count), round(y0 + (y1 - y0) * i / count)) for i in range(1, count + 1)]
     return dots
@@ -142,11 +143,11 @@ def _lines(
 ) -> list[Text]:
     bar, corner, dash = ("│", "└", "─") if unicode else ("|", "+", "-")
     decimals = max(0, min(6, 2 - math.floor(math.log10(span[1] - span[0]))))
-    value: Callable[[int], float] = lambda row: span[1] - (span[1] - span[0]) * row / (height - 1)
     lines = []
     for row in range(height):
         labelled = row in (0, height // 2, height - 1)
-        line = Text(f"{value(row):{AXIS_WIDTH - 1}.{decimals}f} " if labelled else " " * AXIS_WIDTH)
+        value = span[1] - (span[1] - span[0]) * row / (height - 1)
+        line = Text(f"{value:{AXIS_WIDTH - 1}.{decimals}f} " if labelled else " " * AXIS_WIDTH)
         line.append(bar)
         for column in range(columns):
             line.append(*cells.get((column, row), (" ", "")))
@@ -156,7 +157,6 @@ def _lines(
     lines.append(Text(" " * (AXIS_WIDTH + 1) + first + last.rjust(columns - len(first))))
     legend = Text(" " * (AXIS_WIDTH + 1)).append("⠒⠒" if unicode else "**", "bold blue").append(" reward, smoothed   ")
     legend.append("⠂⠐" if unicode else "..", "bright_black").append(" each step   ")
-    lines.append(
-        legend.append("◆" if unicode else "o", "bold yellow").append(" held-out accuracy") if evals else legend
-    )
-    return lines
+    if evals:
+        legend.append("◆" if unicode else "o", "bold yellow").append(" held-out accuracy")
+    return [*lines, legend]

@@ -157,7 +157,7 @@ def ending_of(child: Child, seat: Seat, run: Run) -> Ending | None:
     group = child.name.partition(".")[0]
     failed = child.process.returncode != 0 or group == "queue"
     if not failed and run.recipe.group(group).config.ends_run:
-        return Ending("finished", child.name, "it has done its work", seat.gpu.host)
+        return Ending("completed", child.name, "it has done its work", seat.gpu.host)
     if not failed:
         log.info("%s has done its work", child.name)
         return None

@@ -1,0 +1,70 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# The environment lies in .venv and is made anew only when what defines it has changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# cpu: torch without CUDA, as laptops and CI use it. gpu: the set that SGLang pins.
+SET ?= $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
+CONSTRAINTS := constraints/$(SET).txt
+TRANSFERQUEUE := transferqueue==0.1.11
+SLOTS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test test-fast prove lint format bench clean
+
+help:
+	@echo "make setup   the environment in $(VENV) (nothing happens when it is current)"
+	@echo "make demo    set up, then teach a small model addition with GRPO on $(SLOTS) CPU slots"
+	@echo "make test    set up, then run the tests (under 8 minutes on 2 cores)"
+	@echo "make prove   the long proofs: seeds, soaks"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   speed, as ratios within one run"
+	@echo "make sglang  a second environment with real SGLang on CPU, in .venv-sglang"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml $(CONSTRAINTS) Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Meshy needs Python 3.11 or newer; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TRANSFERQUEUE)
+	@touch $@
+
+demo: setup
+	$(BIN)/torchrun --standalone --nproc-per-node $(SLOTS) -m meshy.ignitor recipes/grpo_sync.py $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not e2e and not prove and not sglang" $(ARGS)
+
+prove: setup
+	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	@for bench in scripts/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+# Real SGLang brings its own torch and transformers versions, so it has an environment of its own.
+SGLANG := .venv-sglang
+.PHONY: sglang
+sglang: $(SGLANG)/.ready
+
+$(SGLANG)/.ready: constraints/sglang-cpu.txt
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/sglang-cpu.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.28.0
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(SGLANG) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

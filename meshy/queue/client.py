@@ -1,0 +1,309 @@
+"""The typed client of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from meshy.columns import Contract, ack_column
+from meshy.queue.codec import empty, pack, unpack
+from meshy.queue.doorbell import Doorbell
+from meshy.queue.endpoints import Endpoints
+from meshy.queue.errors import ColumnError, QueueClosed, QueueTimeout, QueueUnreachable, Refused
+from meshy.queue.rights import Rights
+from meshy.queue.rows import Rows
+from meshy.queue.wire import Wire
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""How often a waiter looks although the doorbell has not rung."""
+
+WATCHDOG_SECONDS = 60.0
+"""How often a waiter says in the log what it waits for."""
+
+UID = "uid"
+
+
+class AsyncQueueClient:
+    """One caller's access to the queue. Use it in one event loop; `QueueClient` is the same for threads.
+
+    contract: every partition's columns and consumers; the queue must have been started with the same one.
+    caller: `<group>.<replica>`, such as `rollout.1`; it says which columns may be written and which consumer takes.
+    deadline: seconds within which the queue's processes must answer, else QueueUnreachable names the one that did not.
+
+    Every call may raise QueueUnreachable; what else it raises is said with it (see errors.py).
+    """
+
+    def __init__(self, endpoints: Endpoints, contract: Contract, caller: str, deadline: float = 30.0) -> None:
+        self.rights = Rights(contract, caller)
+        self.caller = caller
+        self._endpoints = endpoints
+        self._contract = contract
+        self._deadline = deadline
+        self._wire: Wire | None = None
+        self._doorbell: Doorbell | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._undoing: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def connect(self) -> None:
+        """Reach every process of the queue. Any other call does it first; call it to fail early.
+
+        The queue may still be starting: there is the deadline's time for that. Raises WrongRun where another run's queue
+        listens, and Refused where the queue has another contract.
+        """
+        if self._closed:
+            raise QueueClosed(f"{self.caller}: the queue client is closed")
+        if self._connecting is None or (self._connecting.done() and self._failed(self._connecting)):
+            self._connecting = asyncio.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> None:
+        if self._wire is None:
+            self._wire = Wire(self._endpoints, self.caller, self._deadline)
+            self._doorbell = Doorbell(self._endpoints, self._wire)
+        theirs = (await self._wire.controller("hello"))["contract"]
+        mine = self._contract.to_json()
+        if theirs != mine:
+            names = sorted(theirs["partitions"].keys() | mine["partitions"].keys())
+            differ = [name for name in names if theirs["partitions"].get(name) != mine["partitions"].get(name)]
+            where = f"partitions {', '.join(differ)}" if differ else "capacity"
+            raise Refused(f"{self.caller}: the queue was started with another contract; they differ in {where}")
+        await self._wire.ping_storage()
+
+    @staticmethod
+    def _failed(task: asyncio.Task[None]) -> bool:
+        return task.cancelled() or task.exception() is not None
+
+    async def _wired(self) -> Wire:
+        await self.connect()
+        assert self._wire is not None
+        return self._wire
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    async def put(self, partition: str, columns: Mapping[str, Sequence[Any]]) -> Rows:
+        """Create rows: one entry a row in every column, `uid` among them. Put whole groups: a call costs milliseconds.
+
+        Scalars: a 1-D tensor, array or list; jagged: a sequence of [L] tensors or lists; jagged2d: of [L, K] tensors;
+        str and object: a sequence. Raises UnknownName, ColumnError, QueueFull or DuplicateUid before anything is
+        written. When it returns, the rows are recorded and can be taken.
+        """
+        self.rights.check_writable(partition, columns)
+        if UID not in columns:
+            raise ColumnError(f"{self.caller}: rows of {partition!r} need a column {UID!r}")
+        packed = self._pack(partition, columns)
+        uids = list(packed[UID].values)
+        if not uids:
+            return Rows(partition, (), ())
+        wire = await self._wired()
+        reserved = await wire.controller("reserve", partition=partition, uids=uids)
+        indexes: list[int] = reserved["indexes"]
+        try:
+            await wire.put(indexes, uids, packed, serial=reserved["serial"])
+            await wire.controller("commit", partition=partition, indexes=indexes, uids=uids, columns=list(packed))
+        except BaseException as error:  # cancellation too: rows that were not recorded must not count as alive
+            undone = self._undo(wire.controller("release", partition=partition, indexes=indexes, uids=uids))
+            if not isinstance(error, (asyncio.CancelledError, QueueUnreachable)):
+                await asyncio.wait([undone])
+            raise
+        return Rows(partition, tuple(uids), tuple(indexes))
+
+    async def write(self, rows: Rows, columns: Mapping[str, Sequence[Any]], ack: bool = True) -> None:
+        """Add columns to rows, or replace them. ack: also acknowledge the rows if they were taken, which is what a
+        reader that scores rows wants.
+
+        Raises StaleRows, and writes nothing, if a row was cleared meanwhile.
+        """
+        acks = {}
+        if ack and rows.consumer is not None and not self._is_end(rows):
+            acks[ack_column(rows.consumer)] = [1] * len(rows)
+        self.rights.check_writable(rows.partition, [*columns, *acks])
+        if UID in columns:
+            raise ColumnError(f"{self.caller}: the {UID!r} of a row cannot be changed")
+        packed = self._pack(rows.partition, {**columns, **acks})
+        for name, column in packed.items():
+            if len(column) != len(rows):
+                raise ColumnError(f"{self.caller}: column {name!r} has {len(column)} entries for {len(rows)} rows")
+        if not packed or not rows:
+            return
+        wire = await self._wired()
+        uids, indexes = list(rows.uids), list(rows.indexes)
+        await wire.put(indexes, uids, packed)
+        await wire.controller("commit", partition=rows.partition, indexes=indexes, uids=uids, columns=list(packed))
+
+    async def ack(self, rows: Rows) -> None:
+        """Say that this consumer is done with rows that it took: they may be cleared."""
+        if rows.consumer is None or self._is_end(rows):
+            raise Refused(f"{self.caller}: only rows taken by a consumer that does not clear them are acknowledged")
+        await self.write(rows, {})
+
+    def _pack(self, partition: str, columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        try:
+            return pack(self.rights.partition(partition).columns, columns)
+        except ColumnError as error:
+            raise ColumnError(f"{self.caller}, partition {partition!r}: {error}") from error
+
+    def _is_end(self, rows: Rows) -> bool:
+        consumers = self.rights.partition(rows.partition).consumers
+        return rows.consumer in consumers and consumers[rows.consumer].end
+
+    # Taking -----------------------------------------------------------------------------------------------------------
+
+    async def take(
+        self,
+        partition: str,
+        consumer: str | None = None,
+        at_least: int = 1,
+        at_most: int | None = None,
+        timeout: float | None = None,
+    ) -> Rows:
+        """Wait for rows that are complete for the consumer, and take them: nobody else gets them under this name.
+
+        Returns as soon as `at_least` are there, oldest first, never more than `at_most`. timeout: seconds to wait (0:
+        only look), None for ever, with a line in the log every minute. Raises QueueTimeout naming what is missing.
+        """
+        name = self.rights.consumer(partition, consumer)
+        if at_least < 1 or (at_most is not None and at_most < at_least):
+            raise ValueError(f"take needs 1 <= at_least <= at_most, but got at_least={at_least}, at_most={at_most}")
+        await self.connect()
+        assert self._doorbell is not None
+        if timeout != 0:
+            await self._doorbell.subscribe(partition)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        warned = started
+        while True:
+            rung = self._doorbell.armed(partition)
+            rows = await self._try_take(partition, name, at_least, at_most)
+            if rows:
+                return rows
+            waited = clock() - started
+            if timeout is not None and waited >= timeout:
+                raise QueueTimeout(await self._waiting_for(partition, name, at_least, waited))
+            if clock() - warned >= WATCHDOG_SECONDS:
+                warned = clock()
+                logger.warning("%s", await self._waiting_for(partition, name, at_least, waited))
+            pause = POLL_SECONDS if timeout is None else min(POLL_SECONDS, timeout - waited)
+            await _wait(rung, pause)
+
+    async def _try_take(self, partition: str, consumer: str, at_least: int, at_most: int | None) -> Rows:
+        """Look once. If we are cancelled while the answer is on its way, the rows go back."""
+        wire = await self._wired()
+        look = wire.controller("take", partition=partition, consumer=consumer, at_least=at_least, at_most=at_most)
+        asked = asyncio.create_task(look)
+        try:
+            answer = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self._undo(self._give_back(asked, partition, consumer))
+            raise
+        return Rows(partition, tuple(answer["uids"]), tuple(answer["indexes"]), consumer)
+
+    async def _give_back(self, asked: asyncio.Task[dict[str, Any]], partition: str, consumer: str) -> None:
+        answer = await asked
+        if answer["uids"]:
+            rows = {"indexes": answer["indexes"], "uids": answer["uids"]}
+            await (await self._wired()).controller("give_back", partition=partition, consumer=consumer, **rows)
+
+    async def _waiting_for(self, partition: str, consumer: str, at_least: int, waited: float) -> str:
+        books = (await self.table())[partition]
+        reader = books["consumers"][consumer]
+        missing = ", ".join(f"{column} in {rows}" for column, rows in reader["missing"].items())
+        if missing:
+            why = f"{reader['waiting']} rows are incomplete, missing {missing}"
+        else:
+            why = f"nobody has put more rows ({books['rows']} alive, {reader['taken']} of them taken already)"
+        return (
+            f"{self.caller}: {consumer!r} has waited {waited:.1f} s for {at_least} rows of {partition!r}; "
+            f"{reader['ready']} are ready; {why}"
+        )
+
+    # Reading and clearing ---------------------------------------------------------------------------------------------
+
+    async def read(self, rows: Rows, columns: Sequence[str] | None = None) -> dict[str, list[Tensor] | Tensor | list[Any]]:
+        """The rows' columns; by default those that the consumer declared, without acknowledgements.
+
+        Scalars: a 1-D tensor [n]; jagged: a list of n tensors [L]; jagged2d: of [L, K]; str and object: a list. Raises
+        StaleRows if a row was cleared meanwhile, MissingColumn for a column that is not there yet.
+        """
+        partition = self.rights.partition(rows.partition)
+        if columns is None:
+            wanted = partition.columns if rows.consumer is None else partition.consumers[rows.consumer].columns
+            columns = [name for name in wanted if not name.startswith("ack.")]
+        self.rights.check_readable(rows.partition, columns)
+        if not rows or not columns:
+            return {name: empty(partition.columns[name]) for name in columns}
+        wire = await self._wired()
+        packed = await wire.get(rows.indexes, rows.uids, columns)
+        return {name: unpack(partition.columns[name], packed[name]) for name in columns}
+
+    async def clear(self, rows: Rows) -> None:
+        """Delete rows that this caller's end consumer took, and whose memory and indexes are free again.
+
+        Raises Refused for anybody else, StaleRows for rows that are cleared already; then nothing is deleted.
+        """
+        if not rows:
+            return
+        if not self._is_end(rows) or rows.consumer != self.rights.consumer(rows.partition, rows.consumer):
+            end = self.rights.partition(rows.partition).end_consumer.name
+            raise Refused(f"{self.caller}: only {end!r}, the end consumer of {rows.partition!r}, clears rows that it took")
+        await asyncio.shield(asyncio.create_task(self._clear(await self._wired(), rows)))  # all of it, or none
+
+    @staticmethod
+    async def _clear(wire: Wire, rows: Rows) -> None:
+        which = {"partition": rows.partition, "indexes": list(rows.indexes), "uids": list(rows.uids)}
+        await wire.controller("mark_clearing_rows", consumer=rows.consumer, **which)
+        await wire.clear(rows.indexes, rows.uids)
+        await wire.controller("clear", **which)
+
+    async def table(self) -> dict[str, Any]:
+        """JSON-able: per partition the rows alive, ready per column; per consumer: taken, ready, waiting, missing."""
+        return await (await self._wired()).controller("table")
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def _undo(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Take something back in the background, because the call that did it has failed or was cancelled."""
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._undoing.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                logger.warning("%s: could not take back what a failed call had done: %s", self.caller, task.exception())
+
+        task = asyncio.create_task(work)
+        self._undoing.add(task)
+        task.add_done_callback(done)
+        return task
+
+    async def close(self) -> None:
+        """Finish what has to be taken back, then close every socket. Later calls raise QueueClosed."""
+        if self._closed:
+            return
+        if self._undoing:
+            await asyncio.wait(self._undoing, timeout=self._deadline)
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._wire is not None and self._doorbell is not None:
+            await self._doorbell.close()
+            self._wire.close()
+
+    async def __aenter__(self) -> AsyncQueueClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

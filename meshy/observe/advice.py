@@ -13,7 +13,7 @@ LEARNED = 0.05
 
 def outcome(summary: Mapping[str, Any]) -> Outcome:
     """What became of the run: it learned when held-out accuracy (else the reward) rose by at least 0.05."""
-    if summary["status"] != "completed":
+    if summary["status"] != "finished":
         return "failed" if summary["status"] == "failed" else "interrupted"
     for before, after in (("eval_before", "eval_after"), ("reward_first", "reward_last")):
         if summary[before] is not None and summary[after] is not None:

@@ -69,16 +69,17 @@ class RunView:
         return "starting: " + (", ".join(_group_text(name, entries, now) for name, entries in groups.items()) or "...")
 
     def eta(self) -> float | None:
-        """Seconds that the remaining steps will take at the pace of the last ones; None before the first."""
+        """Seconds that the remaining steps will take at the pace of the last ones; None before the first and after the last."""
         pace = mean(row.get("step_seconds") for row in self.recent)
-        return None if pace is None else pace * max(0, self.steps - self.step)
+        remaining = self.steps - self.step
+        return pace * remaining if pace is not None and remaining > 0 else None
 
     def numbers(self) -> str:
-        """The last step in numbers."""
+        """The last step in numbers; the average reward is over the last 10 steps, where more than one is known."""
         row = self.last or {}
         average = mean(step.get("reward_mean") for step in self.recent)
         parts = [
-            f"reward {short(row.get('reward_mean'))} (avg {short(average)})",
+            f"reward {short(row.get('reward_mean'))}" + (f" (avg {short(average)})" if len(self.recent) > 1 else ""),
             f"length {short(row.get('response_length_mean'))}",
             f"staleness {short(row.get('staleness_max'))}",
             f"{short(row.get('step_seconds'), 2)} s/step",

@@ -13,7 +13,7 @@ from meshy.observe.timeline import idle_share, read_timeline, steady_window
 
 log = logging.getLogger(__name__)
 
-Status = Literal["completed", "interrupted", "failed"]
+Status = Literal["finished", "interrupted", "failed"]
 
 EDGE_STEPS = 5
 
@@ -100,25 +100,23 @@ def print_end(folder: RunFolder, summary: Mapping[str, Any], stream: TextIO | No
     out = console(stream)
     steps = read_jsonl(folder.metrics)
     curve = Curve.of(steps, read_jsonl(folder.evals))
-    drawn = False
     if curve.rewards:
         try:
             write_png(curve, folder.reward_curve, folder.name)
-            drawn = True
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             log.warning("cannot draw %s: %s", folder.reward_curve, error)
         unicode = (out.encoding or "").lower().replace("-", "").startswith("utf")
         for line in ["", *text_chart(curve, width=min(out.width, 88), unicode=unicode), ""]:
             out.print(line)
-    for label, value in end_rows(folder, summary, drawn):
-        style = {"completed": "bold green", "failed": "bold red"}.get(value, "")
+    for label, value in end_rows(folder, summary):
+        style = {"finished": "bold green", "failed": "bold red"}.get(value, "")
         out.print(Text(f"{label:<20}").append(value, style), soft_wrap=True)
     out.print("\nwhat to try next", style="bold")
     for text in advice(summary, steps, folder.path):
         out.print(Text(f"  - {text}"), soft_wrap=True)
 
 
-def end_rows(folder: RunFolder, summary: Mapping[str, Any], drawn: bool) -> list[tuple[str, str]]:
+def end_rows(folder: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The lines of the closing table: label and value."""
 
     def percent(value: float | None) -> str:
@@ -135,4 +133,4 @@ def end_rows(folder: RunFolder, summary: Mapping[str, Any], drawn: bool) -> list
         ("weights", summary["weights"] or "-"),
         ("run folder", str(folder.path)),
     ]
-    return rows + ([("reward curve", str(folder.reward_curve))] if drawn else [])
+    return rows + ([("reward curve", str(folder.reward_curve))] if folder.reward_curve.exists() else [])

@@ -20,14 +20,14 @@ class SafeStream(io.TextIOBase):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._gone = False
+        self.gone = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        return not self._gone and self._stream.isatty()
+        return not self.gone and self._stream.isatty()
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -36,7 +36,7 @@ class SafeStream(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        if not self._gone:
+        if not self.gone:
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:
@@ -46,7 +46,7 @@ class SafeStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if not self._gone:
+        if not self.gone:
             try:
                 self._stream.flush()
             except (OSError, ValueError) as error:
@@ -54,7 +54,7 @@ class SafeStream(io.TextIOBase):
 
     def _let_go(self, error: Exception) -> None:
         """Points the descriptor at nothing, so that the interpreter's own flush at its exit does not fail either."""
-        self._gone = True
+        self.gone = True
         log.info("nobody reads the terminal output any more (%s); going on without it", error)
         try:
             nothing = os.open(os.devnull, os.O_WRONLY)

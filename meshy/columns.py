@@ -166,7 +166,8 @@ def derive_contract(declarations: Iterable[Declaration]) -> tuple[Contract, list
     declarations = tuple(declarations)
     faults: list[str] = []
     names = sorted(
-        {p.partition for d in declarations for p in d.produces} | {c.partition for d in declarations for c in d.consumes}
+        {p.partition for d in declarations for p in d.produces}
+        | {c.partition for d in declarations for c in d.consumes}
     )
     partitions = {name: _derive_partition(name, declarations, faults) for name in names}
     capacity = {

@@ -267,7 +267,9 @@ def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[s
     if group.gpus_per_replica < 0:
         faults.append(f"{group.id}.gpus_per_replica: expected 0 or more, got {group.gpus_per_replica}")
     if not group.config.service:
-        faults.append(f"{group.id}: {type(group.config).__name__} names no `service` class; set service = 'module:Class'")
+        faults.append(
+            f"{group.id}: {type(group.config).__name__} names no `service` class; set service = 'module:Class'"
+        )
     if group.config.processes == "per_gpu" and group.gpus_per_replica == 0:
         faults.append(f"{group.id}.gpus_per_replica: this role runs one process a GPU and needs at least 1")
     for other in (*group.wait_for, *([group.colocate_with] if group.colocate_with else [])):

@@ -98,7 +98,9 @@ def _call_recipe(
 def _explain(file: Path, error: Exception) -> str:
     """One fault for an exception raised by a recipe's own code: the message, the line, and the nearest name."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    line = f", line {frames[-1].lineno}" if frames else f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+    line = (
+        f", line {frames[-1].lineno}" if frames else f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+    )
     hint = ""
     unexpected = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     if unexpected:
@@ -109,10 +111,11 @@ def _explain(file: Path, error: Exception) -> str:
     return f"{file}{line}: {type(error).__name__}: {error}{hint}\n{detail}"
 
 
-def _subclasses(base: type) -> Iterator[type]:
-    for sub in base.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    children: list[type[Any]] = base.__subclasses__()
+    for child in children:
+        yield child
+        yield from _subclasses(child)
 
 
 # Settings from the command line ---------------------------------------------------------------------------------------

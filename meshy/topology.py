@@ -5,7 +5,7 @@ the same bytes (`Topology.digest`) on every rank. This module is pure: it import
 
 Ports, on every host, count from the run's base port B (a block of `PORT_SPAN`):
 
-    B                             held by the host's first ignitor for as long as the run lives: marks the block as taken
+    B                             held by the host's first ignitor while the run lives: marks the block as taken
     B + 8 .. B + 11               the queue's controller (on the first host): handshake, request, doorbell, admin HTTP
     B + 16 + j                    the j-th storage unit of the host
     B + 128 + 8 k                 the k-th CPU-only service of the host
@@ -17,6 +17,7 @@ and within a service's 8 ports: +0 its endpoint (HTTP of inference), +1 its dist
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -145,7 +146,7 @@ class Topology:
         ports = {self.base_port: "ignitor"}
         for queue in (self.controller, *self.storage):
             if queue.host == host:
-                ports.update({port: queue.name for port in queue.ports})
+                ports.update(dict.fromkeys(queue.ports, queue.name))
         for replica in self.replicas:
             for process in replica.processes:
                 if process.host == host:
@@ -300,7 +301,7 @@ def _gpu_list_faults(gpus: Sequence[Gpu]) -> list[str]:
     if [gpu.rank for gpu in gpus] != list(range(len(gpus))):
         faults.append("the GPU list is not in rank order 0, 1, 2 ...")
     hosts = [gpu.host for gpu in gpus]
-    changes = 1 + sum(a != b for a, b in zip(hosts, hosts[1:], strict=False))
+    changes = 1 + sum(a != b for a, b in itertools.pairwise(hosts))
     if changes != len(set(hosts)):
         faults.append("the ranks of a host are not next to one another; start torchrun once on each host")
     most = max(gpu.local_rank for gpu in gpus) + 1
@@ -343,7 +344,9 @@ def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> l
         faults.append(f"ring {ring.id!r} has {len(set(ids))} member; sharing takes at least two groups")
     faults += [f"ring {ring.id!r} names group {id!r} twice" for id in sorted(set(ids)) if ids.count(id) > 1]
     unknown = [id for id in ids if id not in groups]
-    faults += [f"ring {ring.id!r} names group {id!r}, which is not in the recipe{nearest(id, groups)}" for id in unknown]
+    faults += [
+        f"ring {ring.id!r} names group {id!r}, which is not in the recipe{nearest(id, groups)}" for id in unknown
+    ]
     for id in ids:
         if id in groups and groups[id].gpus_per_replica == 0:
             faults.append(f"ring {ring.id!r}: {id!r} uses no GPU (gpus_per_replica=0); only GPU roles take turns")
@@ -358,7 +361,9 @@ def _shared_gpu_faults(recipe: Recipe, placement: Placement) -> list[str]:
     faults: list[str] = []
     for ring in recipe.rings:
         sets = {
-            id: sorted(rank for replica in placement[id] for rank in replica) for id, _ in ring.members if id in placement
+            id: sorted(rank for replica in placement[id] for rank in replica)
+            for id, _ in ring.members
+            if id in placement
         }
         first = next(iter(sets.values()), [])
         for id, ranks in sets.items():

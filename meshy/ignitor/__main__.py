@@ -104,11 +104,11 @@ def spawn(seat: Seat, run: Run, children: Children) -> None:
     """The queue's processes first, then services after those that they wait for; each connects when it can."""
     on_cpu = seat.gpu.device == "cpu"
     contract_file = run.folder.path / "queue.json"
-    for index, process in enumerate((run.topology.controller, *run.topology.storage)):
-        if process.launcher == seat.rank:
+    for index, part in enumerate((run.topology.controller, *run.topology.storage)):
+        if part.launcher == seat.rank:
             role = "controller" if index == 0 else f"storage.{index - 1}"
             command = [sys.executable, "-m", "meshy.queue.server", role, str(contract_file)]
-            children.spawn(process.name, command, run.folder.log(process.name), service_environment([], on_cpu=True))
+            children.spawn(part.name, command, run.folder.log(part.name), service_environment([], on_cpu=True))
     for process in in_dependency_order(run):
         if process.launcher == seat.rank:
             local = [seat.gpus[rank].local_rank for rank in process.gpus if seat.gpus[rank].host == process.host]
@@ -157,7 +157,7 @@ def ending_of(child: Child, seat: Seat, run: Run) -> Ending | None:
     group = child.name.partition(".")[0]
     failed = child.process.returncode != 0 or group == "queue"
     if not failed and run.recipe.group(group).config.ends_run:
-        return Ending("completed", child.name, "it has done its work", seat.gpu.host)
+        return Ending("finished", child.name, "it has done its work", seat.gpu.host)
     if not failed:
         log.info("%s has done its work", child.name)
         return None

@@ -137,7 +137,7 @@ def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str
 
 
 def _settle_ports(seat: Seat, recipe: Recipe, topology: Topology, block: PortBlock) -> Topology:
-    """The topology on the first block of ports that is free on every host; the recipe's own block where it names one."""
+    """The topology on the first block of ports that is free on every host, or on the block that the recipe names."""
     candidates = (
         [recipe.base_port] if recipe.base_port is not None else list(range(FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN))
     )
@@ -151,5 +151,3 @@ def _settle_ports(seat: Seat, recipe: Recipe, topology: Topology, block: PortBlo
     if recipe.base_port is None:
         everywhere.append(f"no free block of ports between {candidates[0]} and {candidates[-1] + PORT_SPAN}")
     raise RecipeError(list(dict.fromkeys(everywhere)))
-
-

@@ -1,4 +1,4 @@
-"""The processes that this ignitor owns: spawned in sessions of their own, watched each by a thread, stopped in order."""
+"""The processes that this ignitor owns: each spawned in a session of its own, watched by a thread, stopped in order."""
 
 from __future__ import annotations
 

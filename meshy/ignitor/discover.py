@@ -100,7 +100,7 @@ def own_address(alone: bool) -> str:
         address = socket.gethostbyname(os.environ["MASTER_ADDR"])
     if address.startswith("127."):
         raise DiscoveryError(
-            f"this host's address is {address}, where other hosts cannot reach it; set MESHY_HOST to its network address"
+            f"this host's address is {address}, which other hosts cannot reach; set MESHY_HOST to its network address"
         )
     return address
 

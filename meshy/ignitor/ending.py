@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Status = Literal["completed", "failed", "interrupted"]
+Status = Literal["finished", "failed", "interrupted"]
 _KEY = "end"
 
 
@@ -28,7 +28,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        return {"completed": 0, "failed": 1, "interrupted": 130}[self.status]
+        return {"finished": 0, "failed": 1, "interrupted": 130}[self.status]
 
 
 def say(store: Store, ending: Ending) -> Ending:

@@ -1,4 +1,4 @@
-"""A process's place in its run, worked out anew from the launch file by the same pure function that the ignitors use."""
+"""A process's place in its run, derived from the launch file by the same pure function that the ignitors use."""
 
 from __future__ import annotations
 

@@ -17,11 +17,12 @@ from meshy.ignitor.discover import DiscoveryError, Seat, discover
 from meshy.ignitor.ending import Ending, hear, say
 from meshy.observe.logs import last_traceback
 from meshy.recipe import RecipeError
-from meshy.service.lifetime import die_with_parent
+from meshy.lifetime import die_with_parent
 from meshy.topology import Process
 
 log = logging.getLogger("meshy.ignitor")
 
+QUEUE = "queue"
 SERVICE_GRACE = 4.0
 QUEUE_GRACE = 1.5
 LISTEN_SECONDS = 0.5
@@ -94,7 +95,7 @@ def live(seat: Seat, run: Run) -> Ending:
             ending = say(seat.store, Ending("failed", "ignitor", repr(error), seat.gpu.host))
             raise
         finally:
-            stop(run, children, interrupts)
+            stop(children, interrupts)
             if story is not None:
                 story.end(ending, started)
     return ending
@@ -103,12 +104,10 @@ def live(seat: Seat, run: Run) -> Ending:
 def spawn(seat: Seat, run: Run, children: Children) -> None:
     """The queue's processes first, then services after those that they wait for; each connects when it can."""
     on_cpu = seat.gpu.device == "cpu"
-    contract_file = run.folder.path / "queue.json"
-    for index, part in enumerate((run.topology.controller, *run.topology.storage)):
-        if part.launcher == seat.rank:
-            role = "controller" if index == 0 else f"storage.{index - 1}"
-            command = [sys.executable, "-m", "meshy.queue.server", role, str(contract_file)]
-            children.spawn(part.name, command, run.folder.log(part.name), service_environment([], on_cpu=True))
+    parts = (run.topology.controller, *run.topology.storage)
+    roles = [role for part, role in zip(parts, run.endpoints.roles, strict=True) if part.launcher == seat.rank]
+    if roles:
+        children.spawn(QUEUE, queue_command(run, roles), run.folder.log(QUEUE), service_environment([], on_cpu=True))
     for process in in_dependency_order(run):
         if process.launcher == seat.rank:
             local = [seat.gpus[rank].local_rank for rank in process.gpus if seat.gpus[rank].host == process.host]
@@ -118,6 +117,12 @@ def spawn(seat: Seat, run: Run, children: Children) -> None:
                 run.folder.log(process.name),
                 service_environment(local, on_cpu or not local),
             )
+
+
+def queue_command(run: Run, roles: list[str]) -> list[str]:
+    """One command for the queue's processes of a host: it forks one for each role."""
+    files = ["--endpoints", str(run.endpoints_file), "--contract", str(run.contract_file)]
+    return [sys.executable, "-m", "meshy.queue.server", *roles, *files]
 
 
 def in_dependency_order(run: Run) -> list[Process]:
@@ -155,7 +160,7 @@ def watch(seat: Seat, run: Run, children: Children, interrupts: Interrupts) -> E
 def ending_of(child: Child, seat: Seat, run: Run) -> Ending | None:
     """What the exit of a child means for the run; None where it goes on."""
     group = child.name.partition(".")[0]
-    failed = child.process.returncode != 0 or group == "queue"
+    failed = child.process.returncode != 0 or group == QUEUE
     if not failed and run.recipe.group(group).config.ends_run:
         return Ending("finished", child.name, "it has done its work", seat.gpu.host)
     if not failed:
@@ -170,11 +175,10 @@ def ending_of(child: Child, seat: Seat, run: Run) -> Ending | None:
     return Ending("failed", child.name, child.how_it_ended, seat.gpu.host, str(child.log))
 
 
-def stop(run: Run, children: Children, interrupts: Interrupts) -> None:
+def stop(children: Children, interrupts: Interrupts) -> None:
     """Services first, the queue after them."""
-    queue_names = {q.name for q in (run.topology.controller, *run.topology.storage)}
     hurry = interrupts.count > 1
-    children.stop(0.0 if hurry else SERVICE_GRACE, [c.name for c in children.all if c.name not in queue_names])
+    children.stop(0.0 if hurry else SERVICE_GRACE, [child.name for child in children.all if child.name != QUEUE])
     children.stop(0.0 if hurry else QUEUE_GRACE)
 
 

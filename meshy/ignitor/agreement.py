@@ -6,13 +6,15 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from meshy.ignitor.discover import Seat
 from meshy.ignitor.ports import PortBlock
 from meshy.observe.runfolder import RunFolder, RunFolderError, write_json
+from meshy.queue.endpoints import Endpoints
 from meshy.recipe import Recipe, RecipeError, to_json
-from meshy.service.context import Launch
+from meshy.service.context import Launch, queue_endpoints
 from meshy.settings import load_recipe, parse_settings
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, derive_topology, with_base_port
 
@@ -36,9 +38,21 @@ class Run:
     folder: RunFolder
     ports: PortBlock
 
+    @cached_property
+    def endpoints(self) -> Endpoints:
+        return queue_endpoints(self.topology, self.launch.run_id)
+
     @property
     def launch_file(self) -> Path:
         return self.folder.path / "launch.json"
+
+    @property
+    def endpoints_file(self) -> Path:
+        return self.folder.path / "queue_endpoints.json"
+
+    @property
+    def contract_file(self) -> Path:
+        return self.folder.path / "queue_contract.json"
 
 
 def agree(seat: Seat, arguments: Arguments) -> Run:
@@ -74,6 +88,8 @@ def agree(seat: Seat, arguments: Arguments) -> Run:
     if seat.leads_host:
         folder.make()
         launch.write(run.launch_file)
+        write_json(run.endpoints_file, run.endpoints.to_json())
+        write_json(run.contract_file, topology.contract.to_json())
     if seat.is_first:
         write_json(folder.recipe, to_json(recipe))
         write_json(folder.topology, {"run_id": run_id, **topology.to_json()})

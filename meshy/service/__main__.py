@@ -13,7 +13,7 @@ from meshy.importing import load
 from meshy.observe.logs import setup_logging
 from meshy.service.base import Service
 from meshy.service.context import Context
-from meshy.service.lifetime import die_with_parent
+from meshy.lifetime import die_with_parent
 from meshy.service.readiness import wait_until_ready
 
 

@@ -69,7 +69,7 @@ class RunView:
         return "starting: " + (", ".join(_group_text(name, entries, now) for name, entries in groups.items()) or "...")
 
     def eta(self) -> float | None:
-        """Seconds that the remaining steps will take at the pace of the last ones; None before the first and after the last."""
+        """Seconds that the remaining steps will take at the pace of the last ones; None while or when there is none."""
         pace = mean(row.get("step_seconds") for row in self.recent)
         remaining = self.steps - self.step
         return pace * remaining if pace is not None and remaining > 0 else None
@@ -89,8 +89,7 @@ class RunView:
 
     def step_line(self) -> str:
         """One line for logs and pipes."""
-        eta = self.eta()
-        return f"step {self.step}/{self.steps}  {self.numbers()}" + ("" if eta is None else f"  ETA {duration(eta)}")
+        return f"step {self.step}/{self.steps}  {self.numbers()}"
 
 
 def _group_text(name: str, entries: list[tuple[str, float]], now: float) -> str:
@@ -231,7 +230,8 @@ class Progress:
         for row in steps:
             self._view.add_step(row, now)
             if not live:
-                self._print(self._view.step_line())
+                eta = self._view.eta()
+                self._print(self._view.step_line() + ("" if eta is None else f"  ETA {duration(eta)}"))
         for row in evals:
             if row not in early:
                 self._print(evaluation_line(row))

@@ -1,6 +1,7 @@
 """`meshy status RUN`: how a run is, asked from outside, through its folder and its services' admin endpoints."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -8,16 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from meshy.observe.ask import get_json
 from meshy.observe.queue_table import QueueTable
 from meshy.observe.runfolder import RunFolder, RunFolderError, read_json, read_jsonl
 from meshy.observe.terminal import SafeStream
 
 DEADLINE = 2.0
-ASK_AT_ONCE = 256
+ASK_AT_ONCE = 512
 WATCH_SECONDS = 1.0
 STARTING_SECONDS = 60.0
+LOST_LOOKS = 15
 QUEUE = "queue.controller"
 
 SILENT = "silent"
@@ -112,18 +113,18 @@ async def _ask_all(topology: Mapping[str, Any], deadline: float) -> tuple[list[S
     run_id = topology.get("run_id")
     controller = topology["queue"]["controller"]
     queue = {"name": QUEUE, "host": controller["host"], "admin_port": controller["ports"][-1]}
-    limits = httpx.Limits(max_connections=ASK_AT_ONCE)
-    # trust_env: a proxy of the environment must not stand between a run and its own services
-    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=httpx.Timeout(deadline, pool=None)) as client:
-        services, table = await asyncio.gather(
-            asyncio.gather(*(_ask_health(client, entry, run_id) for entry in [queue, *topology["services"]])),
-            _ask_table(client, queue),
-        )
+    turns = asyncio.Semaphore(ASK_AT_ONCE)
+    services, table = await asyncio.gather(
+        asyncio.gather(*(_ask_health(turns, entry, run_id, deadline) for entry in [queue, *topology["services"]])),
+        _ask_table(queue, deadline),
+    )
     ours = services[0].state not in (SILENT, FOREIGN)  # another run's queue is none of this run's business
     return list(services), table if ours else None
 
 
-async def _ask_health(client: httpx.AsyncClient, entry: Mapping[str, Any], run_id: str | None) -> ServiceStatus:
+async def _ask_health(
+    turns: asyncio.Semaphore, entry: Mapping[str, Any], run_id: str | None, deadline: float
+) -> ServiceStatus:
     place = {
         "name": entry["name"],
         "host": entry["host"],
@@ -132,29 +133,35 @@ async def _ask_health(client: httpx.AsyncClient, entry: Mapping[str, Any], run_i
     }
     address = f"{entry['host']}:{entry['admin_port']}"
     try:
-        health = (await client.get(f"http://{address}/health")).json()
+        async with turns:
+            code, health = await get_json(entry["host"], entry["admin_port"], "/health", deadline)
         if not isinstance(health, dict):
             raise ValueError("not an object")
-    except httpx.TimeoutException:
-        return ServiceStatus(**place, state=SILENT, detail=f"no answer from {address} in time")
-    except httpx.TransportError:
-        return ServiceStatus(**place, state=SILENT, detail=f"nothing listens on {address}")
+    except TimeoutError:
+        return ServiceStatus(**place, state=SILENT, detail=f"no answer from {address} in {deadline:g} s")
+    except OSError as error:
+        return ServiceStatus(**place, state=SILENT, detail=f"nothing listens on {address} ({_short(error)})")
     except ValueError:
         return ServiceStatus(**place, state=FOREIGN, detail=f"what answers on {address} is no service of Meshy")
     if run_id is not None and health.get("run_id", run_id) != run_id:
         return ServiceStatus(**place, state=FOREIGN, detail=f"run {health['run_id']} answers on {address}")
+    silent = health.get("silent")  # the queue's controller names the storage units that it waits for
     return ServiceStatus(
         **place,
         pid=health.get("pid"),
-        state=str(health.get("state", "ready")),
+        state=str(health.get("state", "ready" if code == 200 else "starting")),
         since=health.get("since"),
-        detail=str(health.get("detail", "")),
+        detail=f"waits for {', '.join(silent)}" if silent else str(health.get("detail", "")),
     )
 
 
-async def _ask_table(client: httpx.AsyncClient, queue: Mapping[str, Any]) -> QueueTable | None:
+def _short(error: OSError) -> str:
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+
+
+async def _ask_table(queue: Mapping[str, Any], deadline: float) -> QueueTable | None:
     try:
-        answer = await client.get(f"http://{queue['host']}:{queue['admin_port']}/table")
-        return answer.json() if answer.status_code == 200 else None
-    except (httpx.TransportError, ValueError):
+        code, table = await get_json(queue["host"], queue["admin_port"], "/table", deadline)
+    except (OSError, ValueError):  # what there is to say, the queue's own line among the services says
         return None
+    return table if code == 200 and isinstance(table, dict) else None

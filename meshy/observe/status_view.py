@@ -10,7 +10,7 @@ from meshy.observe.advice import advice
 from meshy.observe.progress import RunView, evaluation_line
 from meshy.observe.queue_table import consumers_table, partitions_table
 from meshy.observe.runfolder import RunFolder, finite, plain, read_jsonl
-from meshy.observe.status import ENDED, FOREIGN, SILENT, RunStatus, ServiceStatus
+from meshy.observe.status import ENDED, FOREIGN, LOST_LOOKS, SILENT, RunStatus, ServiceStatus
 from meshy.observe.summary import end_rows
 from meshy.observe.terminal import SafeStream, console, duration
 
@@ -45,10 +45,13 @@ def show(look: Callable[[], RunStatus], *, watch: bool, as_json: bool, pause: fl
 def _repeat(
     look: Callable[[], RunStatus], watch: bool, pause: float, out: "Console", display: Callable[[RunStatus], None]
 ) -> int:
+    lost = 0  # a run that ends is lost for a moment, until its summary is there
     while True:
         state = look()
         display(state)
-        if not watch or state.state in ENDED or (isinstance(out.file, SafeStream) and out.file.gone):
+        lost = lost + 1 if state.state == "lost" else 0
+        unread = isinstance(out.file, SafeStream) and out.file.gone
+        if not watch or state.state in ENDED or lost >= LOST_LOOKS or unread:
             return 0
         time.sleep(pause)
 
@@ -85,7 +88,8 @@ def progress_lines(state: RunStatus) -> list[str]:
         view.add_step(state.step, state.time)
         ended = state.step.get("ended")
         age = "" if ended is None or state.summary else f"  ({duration(max(0.0, state.time - ended))} ago)"
-        lines.append(view.step_line() + age)
+        eta = view.eta() if state.state == "running" else None
+        lines.append(view.step_line() + ("" if eta is None else f"  ETA {duration(eta)}") + age)
     elif not state.summary:
         lines.append(f"step 0/{state.steps or '?'}")
     if state.evaluation:

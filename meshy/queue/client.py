@@ -54,8 +54,8 @@ class AsyncQueueClient:
     async def connect(self) -> None:
         """Reach every process of the queue. Any other call does it first; call it to fail early.
 
-        The queue may still be starting: there is the deadline's time for that. Raises WrongRun where another run's queue
-        listens, and Refused where the queue has another contract.
+        The queue may still be starting: there is the deadline's time for that. Raises WrongRun where another run's
+        queue listens, and Refused where the queue has another contract.
         """
         if self._closed:
             raise QueueClosed(f"{self.caller}: the queue client is closed")
@@ -126,10 +126,10 @@ class AsyncQueueClient:
         self.rights.check_writable(rows.partition, [*columns, *acks])
         if UID in columns:
             raise ColumnError(f"{self.caller}: the {UID!r} of a row cannot be changed")
+        for name, values in columns.items():
+            if len(values) != len(rows):
+                raise ColumnError(f"{self.caller}: column {name!r} has {len(values)} entries for {len(rows)} rows")
         packed = self._pack(rows.partition, {**columns, **acks})
-        for name, column in packed.items():
-            if len(column) != len(rows):
-                raise ColumnError(f"{self.caller}: column {name!r} has {len(column)} entries for {len(rows)} rows")
         if not packed or not rows:
             return
         wire = await self._wired()
@@ -151,7 +151,7 @@ class AsyncQueueClient:
 
     def _is_end(self, rows: Rows) -> bool:
         consumers = self.rights.partition(rows.partition).consumers
-        return rows.consumer in consumers and consumers[rows.consumer].end
+        return rows.consumer is not None and rows.consumer in consumers and consumers[rows.consumer].end
 
     # Taking -----------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,9 @@ class AsyncQueueClient:
 
     # Reading and clearing ---------------------------------------------------------------------------------------------
 
-    async def read(self, rows: Rows, columns: Sequence[str] | None = None) -> dict[str, list[Tensor] | Tensor | list[Any]]:
+    async def read(
+        self, rows: Rows, columns: Sequence[str] | None = None
+    ) -> dict[str, list[Tensor] | Tensor | list[Any]]:
         """The rows' columns; by default those that the consumer declared, without acknowledgements.
 
         Scalars: a 1-D tensor [n]; jagged: a list of n tensors [L]; jagged2d: of [L, K]; str and object: a list. Raises
@@ -251,7 +253,9 @@ class AsyncQueueClient:
             return
         if not self._is_end(rows) or rows.consumer != self.rights.consumer(rows.partition, rows.consumer):
             end = self.rights.partition(rows.partition).end_consumer.name
-            raise Refused(f"{self.caller}: only {end!r}, the end consumer of {rows.partition!r}, clears rows that it took")
+            raise Refused(
+                f"{self.caller}: only {end!r}, the end consumer of {rows.partition!r}, clears rows that it took"
+            )
         await asyncio.shield(asyncio.create_task(self._clear(await self._wired(), rows)))  # all of it, or none
 
     @staticmethod

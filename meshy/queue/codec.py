@@ -82,11 +82,13 @@ def pack(columns: Mapping[str, Column], values: Mapping[str, Sequence[Any]]) -> 
     if len(set(lengths.values())) > 1:
         raise ColumnError(f"columns of different numbers of rows: {lengths}; give every column one entry a row")
     if TOKENS in packed:
-        check_token_lengths(packed, packed[TOKENS].sizes)
+        check_token_lengths(packed, packed[TOKENS].sizes, packed["uid"].values if "uid" in packed else None)
     return packed
 
 
-def check_token_lengths(packed: Mapping[str, Packed], tokens: Int64[Tensor, "n 1"] | None) -> None:
+def check_token_lengths(
+    packed: Mapping[str, Packed], tokens: Int64[Tensor, "n 1"] | None, uids: Sequence[str] | Tensor | None = None
+) -> None:
     """Raise ColumnError where a row of a jagged column is not as long as the row's tokens."""
     assert tokens is not None
     for name, column in packed.items():
@@ -94,7 +96,7 @@ def check_token_lengths(packed: Mapping[str, Packed], tokens: Int64[Tensor, "n 1
             continue
         row = int((column.sizes[:, 0] != tokens[:, 0]).nonzero()[0])
         raise ColumnError(
-            f"column {name!r} has {int(column.sizes[row, 0])} entries in row {row}, whose {TOKENS} are "
+            f"column {name!r} has {int(column.sizes[row, 0])} entries in row {uids[row] if uids else row!r}, whose {TOKENS} are "
             f"{int(tokens[row, 0])}; entry t must describe {TOKENS}[t]"
         )
 
@@ -118,9 +120,8 @@ def _pack(column: Column, rows: Sequence[Any]) -> Packed:
 
 
 def _pack_scalars(column: Column, rows: Sequence[Any]) -> Packed:
-    if isinstance(rows, Sequence) and rows and isinstance(rows[0], Tensor):
-        rows = torch.stack(tuple(rows))
-    values = _tensor(column, rows)
+    one_tensor_a_row = isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], Tensor)
+    values = _tensor(column, torch.stack(tuple(rows)) if one_tensor_a_row else rows)
     if values.dim() != 1:
         raise ColumnError(f"column {column.name!r} takes one value a row, but got shape {list(values.shape[1:])} a row")
     return Packed(values)
@@ -168,7 +169,9 @@ def _array(column: Column, values: Iterable[Any]) -> np.ndarray:
     except (ValueError, OverflowError) as error:  # rows of different lengths, or integers beyond 64 bits
         raise ColumnError(f"column {column.name!r} is {column.type}: {error}") from error
     if array.size and array.dtype.kind not in _KINDS_OF_LISTS.get(column.dtype, "fi"):
-        raise ColumnError(f"column {column.name!r} is {column.dtype}, but got {array.dtype} values such as {values!r:.80}")
+        raise ColumnError(
+            f"column {column.name!r} is {column.dtype}, but got {array.dtype} values such as {values!r:.80}"
+        )
     return array
 
 

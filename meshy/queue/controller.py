@@ -22,7 +22,18 @@ from meshy.queue.transferqueue import MessageType, Role, ServerInfo, create_sock
 
 _controller, _ = server_modules()
 
-OPERATIONS = ("hello", "ring", "reserve", "release", "commit", "take", "give_back", "mark_clearing_rows", "clear", "table")
+OPERATIONS = (
+    "hello",
+    "ring",
+    "reserve",
+    "release",
+    "commit",
+    "take",
+    "give_back",
+    "mark_clearing_rows",
+    "clear",
+    "table",
+)
 
 
 class Controller(_controller.TransferQueueController):
@@ -110,7 +121,8 @@ class Controller(_controller.TransferQueueController):
         ledger.fence(indexes, uids, "write")
         # Rows are described by the contract, so TransferQueue need not keep a shape for each.
         schema = {
-            name: {"dtype": ledger.contract.columns[name].dtype, "shape": None, "is_non_tensor": True} for name in columns
+            name: {"dtype": ledger.contract.columns[name].dtype, "shape": None, "is_non_tensor": True}
+            for name in columns
         }
         if not self.update_production_status(partition, indexes, schema):
             raise QueueError(f"TransferQueue did not record columns {columns} of {len(indexes)} rows of {partition!r}")

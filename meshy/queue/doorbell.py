@@ -1,8 +1,8 @@
 """The client's end of the doorbell: a subscription per partition that wakes whoever waits for its rows.
 
-A ring carries nothing: it says "look again". Whoever waits arms an event before looking, so that a ring between the look
-and the wait is not lost; a subscription is used only once it is known to stand. Should a ring be lost on the way all
-the same, the waiter's slow poll is the net beneath it.
+A ring carries nothing: it says "look again". Whoever waits arms an event before looking, so that a ring between the
+look and the wait is not lost; a subscription is used only once it is known to stand. Should a ring be lost on the way
+all the same, the waiter's slow poll is the net beneath it.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Doorbell:
             except TimeoutError:
                 if asyncio.get_running_loop().time() > give_up:
                     raise QueueUnreachable(
-                        f"{self._wire.caller}: the queue's doorbell ({self._address}) is silent although the controller "
-                        "answers; is its port reachable?"
+                        f"{self._wire.caller}: the queue's doorbell ({self._address}) is silent although the "
+                        "controller answers; is its port reachable?"
                     ) from None
         self._socket.unsubscribe(topic(echo))
 

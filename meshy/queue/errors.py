@@ -51,5 +51,18 @@ class Refused(QueueError):
     """A call that this caller may not make, such as a clear by somebody who is not the end consumer."""
 
 
-BY_NAME = {error.__name__: error for error in [QueueError, *QueueError.__subclasses__()]}
+ERRORS: tuple[type[QueueError], ...] = (
+    QueueTimeout,
+    QueueUnreachable,
+    QueueClosed,
+    WrongRun,
+    QueueFull,
+    DuplicateUid,
+    StaleRows,
+    MissingColumn,
+    ColumnError,
+    UnknownName,
+    Refused,
+)
+BY_NAME = {error.__name__: error for error in ERRORS}
 """How errors travel: a server answers with the class's name and the message."""

@@ -86,7 +86,7 @@ class Ledger:
             if held != uid:
                 now = "is empty" if held is None else f"holds {held!r}"
                 raise StaleRows(
-                    f"{what} of {uid!r} in partition {self.contract.name!r} refused: row {index} was cleared and now {now}"
+                    f"{what} of {uid!r} in {self.contract.name!r} refused: row {index} was cleared and now {now}"
                 )
 
     # Handing rows out -------------------------------------------------------------------------------------------------
@@ -115,7 +115,9 @@ class Ledger:
         """Raise Refused unless the consumer is the one who clears and has taken these rows."""
         if not self.consumer(consumer).end:
             end = self.contract.end_consumer.name
-            raise Refused(f"{consumer!r} may not clear partition {self.contract.name!r}: {end!r} does; acknowledge instead")
+            raise Refused(
+                f"{consumer!r} may not clear partition {self.contract.name!r}: {end!r} does; acknowledge instead"
+            )
         self.fence(indexes, uids, "clear")
         consumed = self.status.consumption_status.get(consumer)
         if consumed is None or not bool(consumed[list(indexes)].all()):
@@ -135,7 +137,7 @@ class Ledger:
             "consumers": {c.name: self._waiting(c, live, there) for c in self.contract.consumers.values()},
         }
 
-    def _produced(self, column: str) -> Bool[Tensor, "indexes"]:
+    def _produced(self, column: str) -> Bool[Tensor, " indexes"]:
         status = self.status.production_status
         position = self.status.field_name_mapping.get(column)
         return torch.zeros(len(status), dtype=torch.bool) if position is None else status[:, position] == 1

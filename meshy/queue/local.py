@@ -1,7 +1,7 @@
 """A real queue on free ports of this machine, for tests and tools.
 
-    with local_queue(contract) as queue, QueueClient(queue.endpoints, contract, "trainer.0") as client:
-        ...
+with local_queue(contract) as queue, QueueClient(queue.endpoints, contract, "trainer.0") as client:
+    ...
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _start(files: Path, log: Path, roles: list[str] | tuple[str, ...]) -> subpro
     command = [sys.executable, "-m", "meshy.queue.server", *roles]
     command += ["--endpoints", str(files / "endpoints.json"), "--contract", str(files / "contract.json")]
     with log.open("ab") as stream:
-        return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
 
 
 def free_endpoints(storage_units: int = 1) -> Endpoints:

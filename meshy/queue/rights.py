@@ -43,7 +43,10 @@ class Rights:
                 self._unknown(f"{self.group!r} does not declare that it produces {partition}", column, mine)
 
     def consumer(self, partition: str, name: str | None = None) -> str:
-        """The caller's consumer in a partition: `name`, or the only one; `<name>.<replica>` if each replica has its own."""
+        """The caller's consumer in a partition: its only one, or `name` (`<name>.<replica>` where each has its own).
+
+        Raises UnknownName if there is none, or if there are several and `name` does not say which.
+        """
         consumers = [c.name for c in self.partition(partition).consumers.values() if c.group == self.group]
         others = [c for c in consumers if c.rpartition(".")[2].isdecimal() and not c.endswith(f".{self.replica}")]
         mine = [c for c in consumers if c not in others]

@@ -40,7 +40,9 @@ class Rows:
         parts = tuple(parts)
         kinds = {(rows.partition, rows.consumer) for rows in parts}
         if len(kinds) != 1:
-            raise ValueError(f"Rows.concat needs rows of one partition and one consumer, but got {sorted(map(str, kinds))}")
+            raise ValueError(
+                f"Rows.concat needs rows of one partition and one consumer, but got {sorted(map(str, kinds))}"
+            )
         ((partition, consumer),) = kinds
         uids = tuple(uid for rows in parts for uid in rows.uids)
         return Rows(partition, uids, tuple(index for rows in parts for index in rows.indexes), consumer)

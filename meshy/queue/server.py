@@ -1,8 +1,9 @@
 """The queue's processes: `python -m meshy.queue.server controller storage.0 --endpoints E.json --contract C.json`.
 
-One role runs in this process. Several run in one child each, forked after TransferQueue was imported: the import is paid
-once, and its memory is shared. The parent then only watches: when a child dies, it stops the others and exits with 1,
-because a queue without one of its processes is of no use. SIGTERM ends everything with 0, and so does the parent's death.
+One role runs in this process. Several run in one child each, forked after TransferQueue was imported: the import is
+paid once, and its memory is shared. The parent then only watches: when a child dies, it stops the others and exits with
+1, because a queue without one of its processes is of no use. SIGTERM ends everything with 0, and so does the parent's
+death.
 """
 
 from __future__ import annotations

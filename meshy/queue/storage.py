@@ -1,7 +1,7 @@
 """TransferQueue's storage unit, fenced: every message says which uid it means each row to hold.
 
-Row indexes are used again once a row is cleared, so metadata that somebody kept may point at another row. A put, read or
-clear whose uids are not those held here is refused whole, and nothing is read or written. Rows are created under the
+Row indexes are used again once a row is cleared, so metadata that somebody kept may point at another row. A put, read
+or clear whose uids are not those held here is refused whole, and nothing is read or written. Rows are created under the
 serial number of their reservation, which only grows: a creation that arrives after its reservation lapsed and the index
 was given to another row has the lower number and is refused too.
 """
@@ -75,7 +75,7 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
             self._fence(global_indexes, uids, "write")
             tokens = self.storage_data.field_data.get(TOKENS, {})
             if TOKENS not in packed and all(index in tokens for index in global_indexes):
-                check_token_lengths(packed, join([tokens[index] for index in global_indexes]).sizes)
+                check_token_lengths(packed, join([tokens[index] for index in global_indexes]).sizes, uids)
         else:
             self._make_way(global_indexes, uids, serial)
         self.storage_data.put_data({name: column.rows() for name, column in packed.items()}, global_indexes)
@@ -112,7 +112,9 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
         for index, uid in zip(indexes, uids, strict=True):
             held, other = self.held.get(index, (None, -1))
             if other > serial:
-                raise StaleRows(f"put of {uid!r} refused by {self.address}: it came too late, row {index} holds {held!r}")
+                raise StaleRows(
+                    f"put of {uid!r} refused by {self.address}: it came too late, row {index} holds {held!r}"
+                )
         self._drop([index for index in indexes if index in self.held])
         self.held.update((index, (uid, serial)) for index, uid in zip(indexes, uids, strict=True))
 

@@ -49,8 +49,8 @@ class Wire:
             answer = await asyncio.wait_for(self._exchange(peer, message), self.deadline)
         except TimeoutError:
             raise QueueUnreachable(
-                f"{self.caller}: the queue's {role} (tcp://{peer.ip}:{peer.ports['request']}, {peer.id}) did not answer "
-                f"{what!r} within {self.deadline:g} s; see its log, and whether its process lives"
+                f"{self.caller}: the queue's {role} (tcp://{peer.ip}:{peer.ports['request']}, {peer.id}) did not "
+                f"answer {what!r} within {self.deadline:g} s; see its log, and whether its process lives"
             ) from None
         if "error" in answer.body:
             name, text = answer.body["error"]
@@ -122,7 +122,7 @@ class Wire:
 
     async def ping_storage(self) -> None:
         """Raise unless every storage unit answers to its name."""
-        body = {"global_indexes": [], "uids": [], "fields": []}
+        body: dict[str, Any] = {"global_indexes": [], "uids": [], "fields": []}
         units = range(len(self.endpoints.storage))
         await asyncio.gather(*(self._request(storage_role(u), MessageType.GET_DATA, "hello", body) for u in units))
 

@@ -1,0 +1,165 @@
+"""Row indexes are used again. Nothing that refers to an earlier row may touch a later one."""
+
+import time
+
+import pytest
+
+from meshy.queue.controller import Controller
+from meshy.queue.errors import MissingColumn, QueueTimeout, Refused, StaleRows, WrongRun
+from meshy.queue.ledger import RESERVATION_SECONDS
+from meshy.queue.local import free_endpoints
+from meshy.queue.storage import FencedStorageUnit
+from meshy.queue.sync import QueueClient
+from meshy.queue.transferqueue import Message, MessageType
+
+from .conftest import make_rows, scores
+
+
+@pytest.fixture
+def reused(writer, scorer, logger, trainer, partition):
+    """Handles of rows that were cleared, whose indexes hold other rows now: (the scorer's, the trainer's, the new)."""
+    writer.put(partition, make_rows(["old0", "old1"]))
+    scored = scorer.take(partition, at_least=2)
+    scorer.write(scored, scores(5, 2))
+    logger.ack(logger.take(partition, at_least=2))
+    trained = trainer.take(partition, at_least=2)
+    trainer.clear(trained)
+    new = []
+    while not set(scored.indexes) <= {index for rows in new for index in rows.indexes}:
+        new.append(writer.put(partition, make_rows([f"new{len(new)}.{i}" for i in range(4)])))
+    return scored, trained, new
+
+
+def test_a_late_write_into_a_reused_row_is_refused(scorer, trainer, reused):
+    scored, _, new = reused
+    with pytest.raises(
+        StaleRows, match=r"write of 'old\d' refused by .*storage.\d: row \d+ was cleared and now holds 'new"
+    ):
+        scorer.write(scored, scores(5, 2))
+    for rows in new:
+        with pytest.raises(MissingColumn):
+            trainer.read(rows, ["score"])
+    assert scorer.table()[scored.partition]["columns"]["score"] == 0
+
+
+def test_a_late_read_ack_and_clear_are_refused(writer, scorer, trainer, reused):
+    scored, trained, new = reused
+    with pytest.raises(StaleRows, match="read of 'old"):
+        scorer.read(scored)
+    with pytest.raises(StaleRows, match="write of 'old"):
+        scorer.ack(scored)
+    with pytest.raises(StaleRows, match="clear of 'old"):
+        trainer.clear(trained)
+    assert [uid for rows in new for uid in writer.read(rows, ["uid"])["uid"]] == [uid for rows in new for uid in rows]
+
+
+def test_rows_are_cleared_once_and_then_empty(writer, scorer, logger, trainer, partition):
+    writer.put(partition, make_rows(["a"]))
+    scored = scorer.take(partition)
+    scorer.write(scored, scores(5, 1))
+    logger.ack(logger.take(partition))
+    taken = trainer.take(partition)
+    trainer.clear(taken)
+    with pytest.raises(StaleRows, match="'a' in .* refused: row .* was cleared and now"):
+        trainer.clear(taken)
+    with pytest.raises(StaleRows, match="was cleared and now"):
+        scorer.write(scored, scores(5, 1))
+    with pytest.raises(StaleRows):
+        trainer.read(taken)
+
+
+def test_only_the_end_consumer_clears_what_it_took(writer, scorer, trainer, partition):
+    put = writer.put(partition, make_rows(["a"]))
+    for client, rows in ((writer, put), (scorer, scorer.take(partition)), (trainer, put)):
+        with pytest.raises(Refused, match="only 'trainer', the end consumer"):
+            client.clear(rows)
+    assert writer.read(put, ["uid"])["uid"] == ["a"]
+
+
+def test_a_logger_that_acknowledges_late_loses_no_row(writer, scorer, logger, trainer, partition):
+    uids = [f"u{i}" for i in range(6)]
+    writer.put(partition, make_rows(uids))
+    scorer.write(scorer.take(partition, at_least=6), scores(5, 6))
+    with pytest.raises(QueueTimeout, match="missing ack.logger in 6"):  # complete, but the logger has not seen them
+        trainer.take(partition, timeout=0)
+    seen = []
+    while len(seen) < 6:
+        logged = logger.take(partition, at_most=2)
+        seen += logger.read(logged)["uid"]
+        logger.ack(logged)
+        trained = trainer.take(partition, at_least=2)
+        assert list(trained) == list(logged)
+        trainer.clear(trained)
+    assert seen == uids
+    assert writer.table()[partition]["rows"] == 0
+
+
+def test_a_client_of_another_run_is_refused(queue, contract):
+    with pytest.raises(WrongRun, match=r"this is 'local-.*/controller', but the message is for 'other/controller'"):
+        QueueClient(queue.endpoints.for_run("other"), contract, "writer.0", deadline=5.0)
+
+
+def test_a_client_with_another_contract_is_refused(queue, contract):
+    from meshy.columns import Column, Contract, PartitionContract
+
+    columns = dict(contract.partitions["rows3"].columns) | {"more": Column("more", "int64")}
+    other = PartitionContract(
+        "rows3", columns, contract.partitions["rows3"].consumers, contract.partitions["rows3"].writers
+    )
+    changed = Contract(dict(contract.partitions) | {"rows3": other}, contract.capacity)
+    with pytest.raises(Refused, match="another contract; they differ in partitions rows3"):
+        QueueClient(queue.endpoints, changed, "writer.0", deadline=5.0)
+
+
+def test_a_reservation_whose_producer_died_lapses_and_its_late_put_is_refused(contract):
+    endpoints = free_endpoints()
+    controller, unit = Controller(endpoints, contract), FencedStorageUnit(endpoints, 0)
+    dead = controller.reserve("rows0", ["dead"])
+    controller.ledgers["rows0"].reserved[dead["indexes"][0]] -= RESERVATION_SECONDS + 1
+    controller.reserve("rows1", ["x"])  # another partition's put frees nothing here
+    assert controller.table()["rows0"]["reserved"] == 1
+    live = controller.reserve("rows0", ["live"])
+    again = controller.reserve("rows0", ["dead"])  # its uid is free as well
+    assert live["indexes"] == dead["indexes"]
+    unit._put(live["indexes"], ["live"], {"uid": {"values": ["live"], "sizes": None}}, live["serial"])
+    with pytest.raises(StaleRows, match="came too late"):
+        unit._put(dead["indexes"], ["dead"], {"uid": {"values": ["dead"], "sizes": None}}, dead["serial"])
+    with pytest.raises(StaleRows):
+        controller.commit("rows0", dead["indexes"], ["dead"], ["uid"])
+    assert unit._get(live["indexes"], ["live"], ["uid"])["columns"]["uid"]["values"] == ["live"]
+    controller.commit("rows0", live["indexes"], ["live"], ["uid"])
+    controller.release("rows0", again["indexes"], ["dead"])
+    assert controller.table()["rows0"]["rows"] == 1 and controller.table()["rows0"]["reserved"] == 0
+    unit.shutdown()
+
+
+def test_transferqueue_s_own_unfenced_requests_are_refused(contract):
+    endpoints = free_endpoints()
+    controller = Controller(endpoints, contract)
+    body = {"data_fields": ["uid"], "batch_size": 1, "partition_id": "rows0", "mode": "insert"}
+    request = Message.create(MessageType.GET_META, "somebody", body, receiver_id=controller.address)
+    answer = controller._handle_request(request, None)
+    assert answer.body["error"][0] == "Refused"
+    assert controller.table()["rows0"]["reserved"] == 0
+
+
+def test_thousands_of_rows_pass_through_few_places(contract):
+    """In one process, for speed: row indexes and books stay bounded, and every row comes out once."""
+    endpoints = free_endpoints()
+    controller = Controller(endpoints, contract)
+    ledger = controller.ledgers["gate"]
+    started = time.monotonic()
+    highest = 0
+    for step in range(3000):
+        uids = [f"{step}.{i}" for i in range(3)]
+        indexes = controller.reserve("gate", uids)["indexes"]
+        highest = max(highest, *indexes)
+        controller.commit("gate", indexes, uids, ["uid", "step", "ack.walker.0", "ack.walker.1"])
+        taken = controller.take("gate", "gatekeeper", 1, None)
+        assert taken["uids"] == uids
+        controller.mark_clearing_rows("gate", "gatekeeper", taken["indexes"], taken["uids"])
+        controller.clear("gate", taken["indexes"], taken["uids"])
+    assert highest < 6
+    assert not ledger.uids and not ledger._live and not ledger._order
+    assert controller.partitions["gate"].production_status.shape[0] <= 6
+    print(f"{3000 / (time.monotonic() - started):.0f} cycles/s")

@@ -1,0 +1,56 @@
+"""A finished group as rows of partition `train`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from meshy.rollout.group import Group
+
+
+def group_rows(group: Group) -> dict[str, list[Any]]:
+    """Every column of TRAIN_COLUMNS, one entry a sample. A uid is the group's position and the sample's number: a
+    position is never generated twice, so no two rows of a run share one."""
+    size = len(group.samples)
+    episodes = [sample.episode for sample in group.samples]
+    return {
+        "uid": [f"{group.position}.{index}" for index in range(size)],
+        "prompt_id": [group.example.id] * size,
+        "group_id": [str(group.position)] * size,
+        "position": [group.position] * size,
+        "tokens": [episode.tokens for episode in episodes],
+        "loss_mask": [episode.loss_mask for episode in episodes],
+        "rollout_logprobs": [episode.logprobs for episode in episodes],
+        "token_versions": [episode.versions for episode in episodes],
+        "reward": [sample.reward for sample in group.samples],
+        "finish_reason": [episode.finish_reason for episode in episodes],
+        "truncated": [episode.truncated for episode in episodes],
+        "n_turns": [episode.n_turns for episode in episodes],
+        "t_sent": [group.t_sent] * size,
+        "t_generated": [group.t_generated] * size,
+        "t_rewarded": [group.t_rewarded] * size,
+    }
+
+
+def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
+    """A line of trajectories.jsonl for each sample. step: the batch that trains it, counted from 0."""
+    for index, sample in enumerate(group.samples):
+        episode, versions = sample.episode, sample.episode.written_versions
+        yield {
+            "step": batch,
+            "uid": f"{group.position}.{index}",
+            "position": group.position,
+            "prompt_id": group.example.id,
+            "prompt": [dict(message) for message in group.example.messages],
+            "response": sample.text,
+            "reward": sample.reward,
+            "answer": group.example.answer,
+            "response_tokens": sum(episode.loss_mask),
+            "weight_versions": [min(versions), max(versions)],
+            "finish_reason": episode.finish_reason,
+        }
+
+
+def is_logged(position: int, share: float) -> bool:
+    """Whether a group is among the share (0..1) that is written down: spread evenly over the positions."""
+    return int((position + 1) * share) > int(position * share)

@@ -1,0 +1,265 @@
+"""The rollout service: it reads gates and, within their budget, turns prompts into rows of partition `train`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from meshy.columns import EVAL, GEN_GATE, TRAIN
+from meshy.data.order import DataOrder
+from meshy.generation import GenerationClient
+from meshy.observe.runfolder import JsonlWriter
+from meshy.queue.client import AsyncQueueClient
+from meshy.queue.rows import Rows
+from meshy.rewards import RewardPool
+from meshy.rollout.config import RolloutConfig
+from meshy.rollout.evaluation import evaluate
+from meshy.rollout.group import Group, GroupFailed, GroupMaker
+from meshy.rollout.pacing import Gate, Pacing, Slot
+from meshy.rollout.preflight import load_task
+from meshy.rollout.prompts import Chat, PromptError, PromptTokens
+from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
+from meshy.service import Context, Service
+
+
+class StaleTokens(RuntimeError):
+    """In lock step a token was written by another weight version than the one that the gate announced."""
+
+
+class RolloutService(Service):
+    """One event loop: a task for every group in flight, and the loop over gates.
+
+    A gate is acknowledged once the groups that it allows are started; the last one after the final evaluation, so that
+    the trainer, which waits for it, ends the run when everything is there.
+    """
+
+    config: RolloutConfig
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        recipe = self.recipe
+        self.pacing = Pacing(
+            prompts_per_batch=self.config.prompts_per_batch(recipe),
+            group_size=self.config.group_size,
+            steps=recipe.steps,
+            window=self.config.window,
+            max_failures=self.config.max_failed_groups,
+            replica=context.replica.index,
+            replicas=context.group.replicas,
+        )
+        self.doing = "starting"
+        self.rows_put = 0
+        self._runner = asyncio.Runner()
+        self._closing: list[RewardPool | AsyncQueueClient] = []
+        self.trajectories: JsonlWriter | None = None
+
+    # The life of the service ------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        self.task = load_task(self.recipe)
+        self.order = DataOrder(len(self.task.train), self.recipe.seed)
+        self.chat = Chat(self.context.model_folder, self.config.chat_template_options)
+        limit = self.recipe.context_length - 1
+        self.train_prompts = PromptTokens(self.chat, self.task.train, limit)
+        self.eval_prompts = PromptTokens(self.chat, self.task.evaluation, limit)
+        self.train_prompts.check_longest()
+        self.eval_prompts.check_longest()
+        self._runner.run(self._connect())
+
+    async def _connect(self) -> None:
+        """Start the reward's workers and reach the queue; what is made here is closed in reverse order."""
+        config, context = self.config, self.context
+        self.trajectories = JsonlWriter(self._trajectory_file())
+        self.pool = RewardPool(
+            config.reward or self.task.reward, workers=config.reward_workers, deadline=config.reward_deadline
+        )
+        self.rows = AsyncQueueClient(context.endpoints, context.topology.contract, context.replica.name)
+        self._closing = [self.pool, self.rows]
+        await asyncio.gather(self.pool.start(), self.rows.connect())
+
+    def run(self) -> None:
+        if not self.stopping.is_set():
+            self._runner.run(self._until_stopped())
+
+    def close(self) -> None:
+        self._runner.run(self._close())
+        self._runner.close()
+
+    async def _close(self) -> None:
+        while self._closing:
+            await self._closing.pop().close()
+        if self.trajectories is not None:
+            self.trajectories.close()
+
+    async def _until_stopped(self) -> None:
+        """The work, until it is done or SIGTERM asks to end. An exception raised by a signal handler could be lost in
+        an event loop, so here the signal cancels."""
+        work = asyncio.create_task(self._work())
+
+        def stop() -> None:
+            self.stopping.set()
+            self.tell("stopping", "asked to end")
+            work.cancel()
+
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self.stopping.is_set():
+                raise
+
+    # The work ---------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        async with self._generation_client() as client:
+            self.maker = GroupMaker(
+                client=client,
+                pool=self.pool,
+                chat=self.chat,
+                sampling=self.recipe.sampling,
+                context_length=self.recipe.context_length,
+                group_size=self.config.group_size,
+                seed=self.recipe.seed if self.recipe.deterministic else None,
+                deadline=self.config.group_deadline,
+                busy=self.timeline.record,
+            )
+            async with task_group() as self._groups:
+                await self._follow_gates()
+
+    async def _follow_gates(self) -> None:
+        while True:
+            self.doing = "waiting for a gate"
+            rows = await self.rows.take(GEN_GATE)
+            for index, gate in await self._gates_of(rows):
+                await self._pass(gate)
+                await self.rows.ack(rows.select([index]))
+                if gate.stop:
+                    return
+
+    async def _gates_of(self, rows: Rows) -> list[tuple[int, Gate]]:
+        """Gates in the order of their steps, each with its place in `rows`."""
+        columns: dict[str, Any] = await self.rows.read(rows)
+        gates = [
+            Gate(
+                incarnation=columns["incarnation"][i],
+                gate_step=int(columns["gate_step"][i]),
+                weight_version=int(columns["weight_version"][i]),
+                samples_retired=int(columns["samples_retired"][i]),
+                stop=bool(columns["stop"][i]),
+            )
+            for i in range(len(rows))
+        ]
+        return sorted(enumerate(gates), key=lambda entry: entry[1].gate_step)
+
+    async def _pass(self, gate: Gate) -> None:
+        """Evaluate if this gate asks for it, then start what it allows."""
+        if self._evaluates_at(gate):
+            self.doing = f"evaluating weights v{gate.weight_version}"
+            result = await evaluate(self.maker, self.eval_prompts, self.config.eval_prompts, gate.weight_version)
+            self.log.info("weights v%d: accuracy %.3f", result.weight_version, result.accuracy)
+            await self.rows.put(EVAL, result.row(gate.gate_step))
+        self.pacing.open(gate)
+        self._start_groups()
+
+    def _evaluates_at(self, gate: Gate) -> bool:
+        if not self.config.evaluate or self.context.replica.index != 0:
+            return False
+        every = self.config.eval_every
+        return self.pacing.gate is None or gate.stop or (every > 0 and gate.gate_step % every == 0)
+
+    def _start_groups(self) -> None:
+        """Start every group that the gates and `max_in_flight` allow now."""
+        while self._has_room() and (slot := self.pacing.next()) is not None:
+            self.doing = f"generating batch {slot.batch}"
+            self._groups.create_task(self._serve(slot), name=f"group {slot.position}")
+
+    def _has_room(self) -> bool:
+        limit = self.config.max_in_flight
+        return limit is None or (len(self.pacing.in_flight) + 1) * self.config.group_size <= limit
+
+    async def _serve(self, slot: Slot) -> None:
+        """One group, from its prompt to its rows; replaced at once if it fails."""
+        try:
+            group = await self._make(slot)
+        except GroupFailed as failure:
+            self.log.warning("group %d (batch %d) is replaced: %s", slot.position, slot.batch, failure)
+            self.pacing.fail(slot, failure.reason)
+            self._start_groups()
+            return
+        self._check_versions(group)
+        await self.rows.put(TRAIN, group_rows(group))
+        self.rows_put += len(group.samples)
+        self.pacing.complete(slot)
+        self._start_groups()
+        if self.trajectories is not None and is_logged(slot.position, self.config.log_trajectories):
+            for line in trajectory_lines(group, slot.batch):
+                self.trajectories.write(line)
+
+    async def _make(self, slot: Slot) -> Group:
+        row = self.order.index(slot.position)
+        try:
+            prompt = self.train_prompts[row]
+        except PromptError as error:
+            raise GroupFailed("prompt", str(error)) from error
+        return await self.maker.make(slot.position, self.task.train[row], prompt)
+
+    def _check_versions(self, group: Group) -> None:
+        """Lock step is exact: what is generated between two gates is written by one weight version."""
+        assert self.pacing.gate is not None
+        if self.config.window != 1:
+            return
+        expected = self.pacing.gate.weight_version
+        for sample in group.samples:
+            versions = sample.episode.written_versions
+            if versions != {expected}:
+                raise StaleTokens(
+                    f"group {group.position} holds tokens written by weight versions {sorted(versions)}, while the gate "
+                    f"says {expected}: a gate must come after every replica of {self.config.inference!r} serves it"
+                )
+
+    # What it is made of -----------------------------------------------------------------------------------------------
+
+    def _generation_client(self) -> GenerationClient:
+        return GenerationClient(self.context.topology.urls(self.config.inference), vocab_size=self.chat.vocab_size)
+
+    def _trajectory_file(self) -> Path:
+        index, file = self.context.replica.index, self.context.folder.trajectories
+        return file if index == 0 else file.with_suffix(f".{index}.jsonl")
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "doing": self.doing,
+            "gate_step": -1 if self.pacing.gate is None else self.pacing.gate.gate_step,
+            "groups_in_flight": len(self.pacing.in_flight),
+            "groups_completed": self.pacing.completed,
+            "groups_failed": dict(self.pacing.failures),
+            "next_position": self.pacing.next_position,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        failed = {f"rollout/failed/{reason.replace(' ', '_')}": n for reason, n in self.pacing.failures.items()}
+        return {
+            "rollout/groups_in_flight": len(self.pacing.in_flight),
+            "rollout/groups_completed": self.pacing.completed,
+            "rollout/groups_failed": self.pacing.failures.total(),
+            "rollout/rows": self.rows_put,
+            **failed,
+        }
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A TaskGroup that raises the first error of its tasks as it is, not in an ExceptionGroup."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+        return
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    raise first

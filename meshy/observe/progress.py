@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -175,7 +176,11 @@ class Progress:
             return
         from rich.live import Live
 
-        with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        # What others print meanwhile goes above the block, or the block would be drawn over it.
+        with (
+            Live(console=self._console, auto_refresh=False, redirect_stderr=sys.stderr.isatty()) as live,
+            _logging_through_stderr(),
+        ):
             self._console.show_cursor(True)  # a kill -9 must not leave a terminal without its cursor
 
             def show(final: bool) -> None:
@@ -259,3 +264,17 @@ class Progress:
             Text("" if final or eta is None else f"ETA {duration(eta)}", style="cyan"),
         )
         return Group(head, Text(view.numbers(), overflow="ellipsis", no_wrap=True))
+
+
+@contextmanager
+def _logging_through_stderr() -> Iterator[None]:
+    """Lets log handlers that write to the terminal write to what `sys.stderr` is now."""
+    moved = []
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.__stderr__, sys.__stdout__):
+            moved.append((handler, handler.setStream(sys.stderr)))
+    try:
+        yield
+    finally:
+        for handler, stream in moved:
+            handler.setStream(stream)

@@ -32,6 +32,7 @@ RUN = """
         HOOK
     print("the run has ended", file=sys.stderr)
 """
+ENDED = "the run has ended"
 
 
 def command(tmp_path, hook="pass"):
@@ -61,6 +62,25 @@ def on_terminal(arguments, until=None, seconds=30, **environment):
             until = None
     os.close(main)
     return text.decode(), process.wait(10)
+
+
+def screen(text):
+    """What a terminal shows after `text`: lines, with the cursor's moves and erasures done."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|.", text, re.DOTALL):
+        if token == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif token == "\r":
+            column = 0
+        elif token.endswith("A") and token[0] == "\x1b":
+            row -= int(token[2:-1] or 1)
+        elif token == "\x1b[2K":
+            lines[row] = ""
+        elif token[0] != "\x1b":
+            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
 
 
 def test_the_view_says_who_is_awaited():
@@ -127,11 +147,22 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
 def test_a_terminal_gets_a_live_block(tmp_path):
     text, status = on_terminal(command(tmp_path))
     assert status == 0, text
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    for part in ("starting: inference starting", "[bold]a note[/bold]", "step 3/3", "reward 0.750 (avg 0.500)"):
-        assert part in plain
-    assert "\x1b[2K" in text  # the block is drawn over, not repeated
-    assert plain.index("accuracy 75.0 %") < plain.rindex("step 3/3")
+    assert "starting: inference starting" in text
+    left = [line for line in screen(text) if line]
+    assert left[0].startswith("run folder") and left[2] == "[bold]a note[/bold]"
+    assert [line.split()[4] for line in left[3:5]] == ["accuracy"] * 2
+    assert re.fullmatch(r"step 3/3  ━+  \d s elapsed", left[5])
+    assert left[6:] == ["reward 0.750 (avg 0.500)  length -  staleness -  2 s/step  12.3k tok/s  queue 64 rows", ENDED]
+
+
+def test_what_others_print_meanwhile_stays_on_the_screen(tmp_path):
+    hook = """logging.warning("logged"); print("printed\\nTraceback", file=sys.stderr); time.sleep(1.2)"""
+    code = command(tmp_path, hook)
+    code[2] = "import logging; logging.basicConfig()" + code[2]
+    text, status = on_terminal(code)
+    left = [line for line in screen(text) if line]
+    assert status == 0 and {"WARNING:root:logged", "printed", "Traceback"} < set(left)
+    assert sum(line.startswith("step ") for line in left) == 1
 
 
 def test_a_dumb_terminal_gets_plain_lines(tmp_path):

@@ -66,7 +66,7 @@ class RolloutConfig(ServiceConfig):
     def faults(self, recipe: Recipe) -> list[str]:
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (self.group_size >= 1, "group_size", self.group_size, "at least 1"),
-            (self.window == 1, "window", self.window, "1: lock step is the only pace there is"),
+            (self.window == 1, "window", self.window, "1 (lock step, the only pace there is)"),
             (self.reward_workers >= 1, "reward_workers", self.reward_workers, "at least 1"),
             (self.reward_deadline > 0, "reward_deadline", self.reward_deadline, "more than 0 seconds"),
             (self.eval_every >= 0, "eval_every", self.eval_every, "0 (first and last gate only) or more"),

@@ -98,7 +98,7 @@ def overlap_faults(task: Task) -> list[str]:
         return []
     return [
         f"data: {len(shared)} of {len(task.evaluation)} evaluation prompts of task {task.name!r} also stand in train; "
-        f"take them out of one of the two. The first is {shared[0].id!r}: {shared[0].messages[-1].get('content')!r:.200}"
+        f"take them out of one of the two. The first is {shared[0].id!r}: {shared[0].messages[-1]['content']!r:.200}"
     ]
 
 

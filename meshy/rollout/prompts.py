@@ -79,7 +79,7 @@ class PromptTokens:
         return self._tokens[row]
 
     def check_longest(self, count: int = 256) -> None:
-        """Work out the prompts with the most characters, so that one that is too long is found before the run begins."""
+        """Work out the prompts with the most characters, so that one that is too long is found at the start."""
         for row in longest(self.examples, count):
             self[row]
 

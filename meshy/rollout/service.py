@@ -219,7 +219,7 @@ class RolloutService(Service):
             versions = sample.episode.written_versions
             if versions != {expected}:
                 raise StaleTokens(
-                    f"group {group.position} holds tokens written by weight versions {sorted(versions)}, while the gate "
+                    f"group {group.position} holds tokens written by weight versions {sorted(versions)}, but the gate "
                     f"says {expected}: a gate must come after every replica of {self.config.inference!r} serves it"
                 )
 

@@ -1,0 +1,138 @@
+"""Refusals before anything is spawned: pure ones of the configuration, and those that look at the data."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from meshy.data.task import Task
+from meshy.recipe import recipe_faults
+from meshy.rollout.config import RolloutConfig
+from meshy.rollout.preflight import load_task
+from meshy.topology import derive_topology, gpu_list
+from tests.rollout.roles import HERE, counting, recipe_of
+
+
+def preflight(recipe) -> list[str]:
+    return recipe.group("rollout").config.preflight(recipe)
+
+
+def test_the_contract_holds_with_a_trainer():
+    recipe = recipe_of(replicas=2)
+    assert recipe_faults(recipe) == []
+    contract = derive_topology(recipe, gpu_list(1, 1, "cpu")).contract
+    assert set(contract.partition("gen_gate").consumers) == {"rollout.0", "rollout.1", "gates"}
+    assert contract.partition("gen_gate").end_consumer.columns[-2:] == ("ack.rollout.0", "ack.rollout.1")
+    assert contract.capacity["train"] == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"group_size": 0}, "group_size: expected at least 1, got 0"),
+        ({"group_size": 3}, "batch of 8 samples does not divide into groups of 3; set the trainer's batch_size to 9"),
+        ({"group_size": 16}, "does not divide into groups of 16; set the trainer's batch_size to 16"),
+        ({"window": 0}, "window: expected 1 (lock step, the only pace there is), got 0"),
+        ({"window": 2}, "window: expected 1"),
+        ({"inference": "infrence"}, "no group 'infrence' generates (did you mean 'inference'?)"),
+        ({"inference": "trainer"}, "no group 'trainer' generates"),
+        ({"reward_workers": 0}, "reward_workers: expected at least 1"),
+        ({"reward_deadline": 0.0}, "reward_deadline: expected more than 0"),
+        ({"eval_every": -1}, "eval_every: expected"),
+        ({"eval_prompts": 0}, "eval_prompts: expected at least 1"),
+        ({"max_in_flight": 7}, "max_in_flight: expected at least group_size (8)"),
+        ({"group_deadline": 0.0}, "group_deadline: expected more than 0"),
+        ({"log_trajectories": 1.5}, "log_trajectories: expected a share"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_to_change(fields, what):
+    faults = recipe_faults(recipe_of(RolloutConfig(**fields)))
+    assert len(faults) == 1
+    assert faults[0].startswith("rollout: ") and what in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fine"), [(0, False), (1, False), (7, False), (8, True), (9, True)]
+)  # a batch takes 8 prompts
+def test_datasets_round_the_size_of_a_batch(rows, fine):
+    recipe = recipe_of(RolloutConfig(group_size=2), batch_size=16, data_options={"train": rows})
+    faults = preflight(recipe)
+    assert fine == (faults == [])
+    if rows == 0:
+        assert "has no training prompt" in faults[0]
+    elif not fine:
+        assert f"has {rows} training prompts, but a batch of 16 samples in groups of 2 takes 8" in faults[0]
+        assert f"batch_size to at most {2 * rows}, or set allow_repeats=true" in faults[0]
+
+
+def test_three_rows_and_a_batch_of_eight_prompts_repeat_only_when_the_recipe_says_so():
+    options = {"batch_size": 8, "data_options": {"train": 3}}
+    assert len(preflight(recipe_of(RolloutConfig(group_size=1), **options))) == 1
+    assert preflight(recipe_of(RolloutConfig(group_size=1, allow_repeats=True), **options)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"data": "meshy.data.nothing:task"}, "there is no module 'meshy.data.nothing'"),
+        ({"data": f"{HERE}:countng"}, "has no 'countng' (did you mean 'counting'?)"),
+        ({"data": f"{HERE}:NOT_A_FUNCTION"}, "is a int; name a function that returns a Task"),
+        ({"data": f"{HERE}:raising"}, "raising raised OSError: the disk with the data is gone"),
+        ({"data": f"{HERE}:a_list"}, "returned a list; it must return a meshy Task"),
+        ({"data_options": {"trian": 3}}, "unexpected keyword argument 'trian' (data_options given: trian)"),
+        ({"data_options": {"shared": 2}}, "2 of 4 evaluation prompts of task 'counting' also stand in train"),
+        ({"data_options": {"evaluation": 0}}, "has no evaluation prompt; give it some, or set evaluate=false"),
+        ({"data": f"{HERE}:no_chat"}, "2 of 3 train prompts of task 'no chat' are no list of messages"),
+        ({"data": f"{HERE}:no_chat"}, "the first is row 1: Example(id='bad', messages='a string'"),
+        ({"data": f"{HERE}:long_prompt"}, "train prompt 'long' of task 'long' has 200 tokens and leaves no room"),
+        (
+            {"data": f"{HERE}:long_prompt", "data_options": {"split": "evaluation"}},
+            "evaluation prompt 'long' of task 'long' has 200 tokens",
+        ),
+        ({"data_options": {"reward": f"{HERE}:nothing"}}, f"reward: '{HERE}:nothing'"),
+        ({"data_options": {"reward": f"{HERE}:NOT_A_FUNCTION"}}, "name a function of one RewardSample"),
+        ({"data_options": {"reward": "no.such.module:reward"}}, "there is no module 'no'"),
+    ],
+)
+def test_bad_data_are_refused_with_what_to_change(fields, what):
+    config = RolloutConfig(group_size=4)
+    faults = preflight(recipe_of(config, batch_size=4, **fields))
+    assert len(faults) == 1 and what in faults[0], faults
+
+
+def test_a_module_that_raises_when_imported_is_shown_with_its_error(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("1 / 0\n")
+    assert "raised ZeroDivisionError" in preflight(recipe_of(data=f"{file}:task"))[0]
+    config = RolloutConfig(group_size=4, reward=f"{file}:reward")
+    assert preflight(recipe_of(config))[0].startswith("reward: importing")
+
+
+def test_a_reward_that_no_other_process_can_load_is_refused():
+    faults = preflight(recipe_of(RolloutConfig(group_size=4, reward=lambda sample: 1.0)))
+    assert len(faults) == 1 and "define it with `def` at the top level of a file" in faults[0]
+
+
+def test_every_fault_is_found_at_once():
+    options = {"train": 1, "evaluation": 0, "reward": f"{HERE}:nothing"}
+    assert len(preflight(recipe_of(data_options=options))) == 3
+
+
+def test_a_callable_names_the_task_as_well_and_gets_the_seed():
+    assert preflight(recipe_of(data=counting)) == []
+    recipe = dataclasses.replace(
+        recipe_of(), data=lambda seed: Task(name=str(seed), train=(), evaluation=(), reward=""), seed=7
+    )
+    assert load_task(recipe).name == "7"
+
+
+def test_looking_at_the_data_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys\n"
+        "from tests.rollout.roles import recipe_of\n"
+        "recipe = recipe_of(data='meshy.data.addition:addition', data_options={})\n"
+        "assert recipe.group('rollout').config.preflight(recipe) == []\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,1 @@
+"""The client of SGLang's protocol, shared by all who generate or publish weights."""

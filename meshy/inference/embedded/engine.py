@@ -1,0 +1,361 @@
+"""The engine's loop. One thread owns model, cache and queues; every other thread sends it calls, done between steps."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshy.inference.embedded.batch import FlatBatch, flatten
+from meshy.inference.embedded.request import Request, RequestError
+from meshy.inference.embedded.runner import ModelRunner
+from meshy.inference.embedded.sampler import SamplingBatch, draw
+from meshy.inference.embedded.scheduler import Plan, Scheduler
+from meshy.inference.embedded.weights import WeightError
+
+PauseMode = Literal["abort", "retract", "in_place"]
+T = TypeVar("T")
+
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
+MAX_BUSY_SECONDS = 1.0  # a busy interval is reported at the latest after this long
+
+log = logging.getLogger("meshy.inference.engine")
+
+
+class EngineFailure(RuntimeError):
+    """The engine's thread has died; its cause is the exception that killed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    folder: Path
+    version: str | None = None
+    flush_cache: bool = True
+    abort_all: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine started; written by its thread only."""
+
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    busy_seconds: float = 0.0
+    steps: int = 0
+
+
+class Engine:
+    """Generates. `deliver` is called on the engine's thread, once per step, with the requests that have news for a reader:
+    those that ended and those that stream. `on_busy(start, end)` is told, in time.time() seconds, when it computed.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        max_running: int,
+        max_prefill_tokens: int = 8192,
+        weight_version: str = "0",
+        deliver: Callable[[list[Request]], None] = lambda requests: None,
+        on_busy: Callable[[float, float], None] | None = None,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(max_running, max_prefill_tokens)
+        self.weight_version = weight_version
+        self.deliver = deliver
+        self.counters = Counters()
+        self.failure: BaseException | None = None
+        self.paused: PauseMode | None = None
+        self._on_busy = on_busy
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._arrivals: list[Request] = []  # accepted, but held while paused or while an update waits
+        self._updates: list[tuple[WeightUpdate, Future[str]]] = []
+        self._news: list[Request] = []
+        self._sampling: tuple[list[Request], SamplingBatch] | None = None
+        self._busy_since: float | None = None
+        self._busy_until = 0.0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # Called from any thread ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Abort what runs and end the thread."""
+        self._inbox.put(self._close)
+        self._thread.join(timeout)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Hand in requests; their outcome comes through `deliver`. Raises EngineFailure when the engine is dead."""
+        self._check_alive()
+        batch = list(requests)
+        self._inbox.put(lambda: self._arrivals.extend(batch))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the engine's thread, between two steps."""
+        self._check_alive()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Stop stepping. `abort` ends what runs, `retract` gives up its keys, `in_place` keeps them."""
+        return self.call(lambda: self._pause(mode))
+
+    def resume(self) -> Future[None]:
+        return self.call(self._resume)
+
+    def abort(self, rids: set[str] | None) -> Future[int]:
+        """End the requests with these ids (None: all) with what they have. Returns how many there were."""
+        return self.call(lambda: self._abort(rids))
+
+    def flush(self) -> Future[bool]:
+        """Whether nothing holds keys or waits for them (there is no prefix cache to drop)."""
+        return self.call(self._flushable)
+
+    def update_weights(self, update: WeightUpdate) -> Future[str]:
+        """Load a folder's weights: at once when paused, else when the requests accepted so far have ended.
+
+        Resolves to the new version; WeightError leaves the old weights.
+        """
+        future: Future[str] = Future()
+        self._check_alive()
+        self._inbox.put(lambda: self._updates.append((update, future)))
+        if update.abort_all:
+            self._inbox.put(lambda: self._abort(None) and None)
+        return future
+
+    # The engine's thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._take_calls(wait=not self._can_step())
+                self._update_if_ready()
+                if not (self.paused or self._updates):
+                    self.scheduler.add(self._arrivals)
+                    self._arrivals.clear()
+                if self._can_step():
+                    self._step()
+                else:
+                    self._report_busy()
+                self._deliver()
+        except BaseException as error:  # noqa: BLE001 - reported to every waiter and to the owner of the engine
+            log.exception("the engine has failed")
+            self.failure = error
+        self._end()
+
+    def _can_step(self) -> bool:
+        return self.paused is None and self.runner.ready and self.scheduler.busy
+
+    def _take_calls(self, wait: bool) -> None:
+        if wait:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _step(self) -> None:
+        start = time.time()
+        if self._busy_since is None:
+            self._busy_since = start
+        plan = self.scheduler.plan()
+        if not (plan.decode or plan.prefill):
+            return
+        requests = plan.decode + plan.prefill
+        batch = flatten(plan.decode, plan.prefill)
+        logits = self.runner.forward(batch, plan.moves, int(max(r.length for r in requests)))
+        self._score_inputs(batch, logits)
+        for request in plan.prefill:
+            request.first_scheduled = request.first_scheduled or start
+        self._sample(plan, requests, batch, logits)
+        self._busy_until = time.time()
+        self.counters.steps += 1
+        self.counters.busy_seconds += self._busy_until - start
+        if self._busy_until - self._busy_since >= MAX_BUSY_SECONDS:
+            self._report_busy()
+
+    def _sample(self, plan: Plan, requests: list[Request], batch: FlatBatch, logits: Tensor) -> None:
+        """Draw one token for each request and hand it over."""
+        sampling = self._sampling_batch(requests)
+        if plan.prefill:
+            logits = logits[torch.from_numpy(batch.logit_of).to(logits.device)]
+        rows = len(requests)
+        drawn = draw(logits[:rows], sampling, np.array([r.length for r in requests], dtype=np.int64))
+        version, now = self.weight_version, time.time()
+        self._append_extras(requests, drawn.all_logprobs)
+        for request, token, logprob in zip(requests, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
+            request.append(token, logprob, version)
+            if request.finish_reason is not None:
+                self._ended(request)
+            elif request.stream:
+                self._news.append(request)
+        for request in plan.prefill:
+            request.first_token = request.first_token or now
+        self.counters.generated_tokens += rows
+
+    def _sampling_batch(self, requests: list[Request]) -> SamplingBatch:
+        """Reused as long as the same requests stand in the same rows."""
+        if self._sampling is None or self._sampling[0] != requests:
+            self._sampling = (requests, SamplingBatch.of(requests, self.runner.device))
+        return self._sampling[1]
+
+    def _append_extras(self, requests: list[Request], logprobs: Tensor) -> None:
+        """Top and chosen-id log-probs of the token about to be appended, where asked for."""
+        for row, request in enumerate(requests):
+            options = request.logprob_options
+            if options.top:
+                request.output_top.append(top(logprobs[row], options.top))
+            if options.token_ids:
+                request.output_ids_logprobs.append(at_ids(logprobs[row], options.token_ids))
+
+    def _score_inputs(self, batch: FlatBatch, logits: Tensor) -> None:
+        """Log-probs of prompt tokens, of the unscaled distribution; the first of them has none."""
+        for request, first, start, stop in batch.input_rows:
+            logprobs = torch.log_softmax(logits[start:stop], dim=-1)
+            following = torch.tensor(request.prompt[first:], dtype=torch.int64, device=logits.device)
+            chosen = logprobs.gather(1, following[:, None])[:, 0]
+            request.input_logprobs = [None, *chosen.tolist()]
+            options = request.logprob_options
+            if options.top:
+                request.input_top = [None, *(top(row, options.top) for row in logprobs)]
+            if options.token_ids:
+                request.input_ids_logprobs = [None, *(at_ids(row, options.token_ids) for row in logprobs)]
+
+    def _ended(self, request: Request) -> None:
+        self.counters.finished_requests += 1
+        self._news.append(request)
+
+    def _deliver(self) -> None:
+        if self._news:
+            news, self._news = self._news, []
+            self.deliver(news)
+
+    def _report_busy(self) -> None:
+        if self._busy_since is not None:
+            if self._on_busy is not None:
+                self._on_busy(self._busy_since, self._busy_until)
+            self._busy_since = None
+
+    # Commands, on the engine's thread -------------------------------------------------------------------------------------
+
+    def _pause(self, mode: PauseMode) -> None:
+        self.paused = mode
+        if mode == "abort":
+            self._abort_accepted(None)
+        elif mode == "retract":
+            self.scheduler.retract()
+
+    def _resume(self) -> None:
+        self.paused = None
+
+    def _abort(self, rids: set[str] | None) -> int:
+        held = [r for r in self._arrivals if rids is None or r.rid in rids]
+        self._arrivals = [r for r in self._arrivals if r not in held]
+        for request in held:
+            request.finish(dict(ABORTED_WAITING))
+            self._ended(request)
+        return len(held) + self._abort_accepted(rids)
+
+    def _abort_accepted(self, rids: set[str] | None) -> int:
+        running, waiting = self.scheduler.remove(rids)
+        for request in running:
+            request.finish(dict(ABORTED))
+        for request in waiting:
+            request.finish(dict(ABORTED_WAITING))
+        for request in running + waiting:
+            self._ended(request)
+        self._drop_ended()
+        return len(running) + len(waiting)
+
+    def _drop_ended(self) -> None:
+        """When nothing is left running, forget the ended ones at once, so that the engine counts as idle."""
+        if all(request.finished for request in self.scheduler.running):
+            self.scheduler.running = []
+
+    def _flushable(self) -> bool:
+        self._drop_ended()
+        return not self.scheduler.running and (self.paused is not None or not self.scheduler.waiting)
+
+    def _update_if_ready(self) -> None:
+        self._drop_ended()
+        while self._updates and (self.paused is not None or not self.scheduler.busy):
+            update, future = self._updates.pop(0)
+            self._report_busy()
+            try:
+                future.set_result(self._update(update))
+            except (WeightError, RequestError) as error:
+                future.set_exception(error)
+
+    def _update(self, update: WeightUpdate) -> str:
+        if update.flush_cache and not self._flushable():
+            raise RequestError(
+                "Weights were not updated, because the cache cannot be flushed while requests are still running or queued. "
+                "Retract or finish them, or send flush_cache=false."
+            )
+        self.runner.load_weights(update.folder)
+        if update.version is not None:
+            self.weight_version = update.version
+        return self.weight_version
+
+    def _close(self) -> None:
+        self._abort(None)
+        self._closing = True
+
+    def _check_alive(self) -> None:
+        if self.failure is not None or self._closing:
+            raise EngineFailure("the engine has ended") from self.failure
+
+    def _end(self) -> None:
+        """Leave no one waiting: end every request and every call."""
+        error = EngineFailure(f"the engine has ended: {self.failure!r}")
+        for request in [*self._arrivals, *self.scheduler.waiting, *self.scheduler.running]:
+            if not request.finished:
+                request.finish({"type": "abort", "message": str(error), "status_code": 500, "err_type": "EngineFailure"})
+                self._news.append(request)
+        for _, future in self._updates:
+            future.set_exception(error)
+        self._report_busy()
+        self._deliver()
+        self._take_calls(wait=False)
+
+
+def top(logprobs: Tensor, count: int) -> list[tuple[float, int]]:
+    """The `count` largest of one row's log-probs, as (log-prob, id), largest first."""
+    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
+    return list(zip(values.tolist(), ids.tolist(), strict=True))
+
+
+def at_ids(logprobs: Tensor, ids: tuple[int, ...]) -> list[tuple[float, int]]:
+    """One row's log-probs of the given ids, as (log-prob, id)."""
+    return list(zip(logprobs[list(ids)].tolist(), ids, strict=True))
+
+
+def loads(engine: Engine) -> dict[str, Any]:
+    """Numbers for `/v1/loads`; run it on the engine's thread."""
+    running = [request for request in engine.scheduler.running if not request.finished]
+    return {
+        "running": len(running),
+        "waiting": len(engine.scheduler.waiting),
+        "held": len(engine._arrivals),
+        "used_tokens": sum(request.length for request in running),
+    }

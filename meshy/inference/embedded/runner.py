@@ -1,0 +1,102 @@
+"""The model: one forward pass over a flat batch, with its cache and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+from jaxtyping import Float
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from meshy.generation.checksum import checksums
+from meshy.inference.embedded.attention import ATTENTION, SlotAttention
+from meshy.inference.embedded.batch import FlatBatch
+from meshy.inference.embedded.cache import SlotCache
+from meshy.inference.embedded.weights import Parked, live_tensors, load_weights
+
+_SERVED_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class ModelRunner:
+    """Owned by one thread. `folder`: a causal language model in Hugging Face format; `dtype`: None keeps the model's own."""
+
+    def __init__(
+        self, folder: Path, *, device: torch.device, dtype: torch.dtype | None, slots: int, context_length: int | None
+    ) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", attn_implementation=ATTENTION, local_files_only=True
+        )
+        self.model.to(device).eval().requires_grad_(False)
+        self.config = self.model.config.get_text_config()
+        foreign = set(getattr(self.config, "layer_types", None) or ()) - _SERVED_LAYERS
+        if foreign:
+            raise ValueError(f"The embedded engine cannot serve {folder}: it has layers of type {sorted(foreign)}")
+        self.device = device
+        self.context_length = context_length or int(getattr(self.config, "max_position_embeddings", 0)) or 4096
+        self.cache = SlotCache(slots, self.context_length)
+        self._parked: Parked | None = None
+        self._cache_released = False
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below it have an embedding and a logit."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in live_tensors(self.model).values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether weights and cache are in memory."""
+        return self._parked is None and not self._cache_released
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: FlatBatch, moves: Sequence[tuple[int, int]], length: int
+    ) -> Float[Tensor, "logits vocab"]:
+        """Move slots, feed the batch, and return the wanted logits in float32. `length`: of the longest request."""
+        if moves:
+            self.cache.move(moves, min(length, self.cache.length))
+        self.cache.reserve(length)
+        tokens, positions, rows = (
+            torch.from_numpy(array).to(self.device) for array in (batch.tokens, batch.positions, batch.logit_rows)
+        )
+        out = self.model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            logits_to_keep=rows,
+            use_cache=False,
+            slots=SlotAttention(batch, self.cache, self.device),
+        )
+        return out.logits[0].float()
+
+    def load_weights(self, folder: Path) -> None:
+        """Replace the live weights by those of a folder. Raises WeightError, with the live ones untouched."""
+        if self._parked is not None:
+            self.resume({"weights"})
+        load_weights(self.model, folder)
+
+    def checksums(self) -> dict[str, str]:
+        """Of the live tensors, by name."""
+        return checksums(live_tensors(self.model).items())
+
+    def release(self, tags: set[str]) -> None:
+        """Give back the memory of `weights`, `kv_cache` or both."""
+        if "kv_cache" in tags:
+            self.cache.clear()
+            self._cache_released = True
+        if "weights" in tags and self._parked is None:
+            self._parked = Parked(self.model)
+
+    def resume(self, tags: set[str]) -> None:
+        """Take it again; weights come back as they were."""
+        if "kv_cache" in tags:
+            self._cache_released = False
+        if "weights" in tags and self._parked is not None:
+            self._parked.restore()
+            self._parked = None

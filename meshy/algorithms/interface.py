@@ -1,0 +1,95 @@
+"""What an advantage estimator and a policy loss are given, and what they return.
+
+Per-token tensors are flat: one entry per token that the policy wrote, of all sequences of a micro-batch one after
+another, in row order. Prompts, padding and masked tokens are not there, so nothing can leak from them. `sequence`
+says to which sequence an entry belongs.
+
+An estimator is any function `AdvantageInputs -> AdvantageOutput`; a loss is any function
+`(LossInputs, LossConfig) -> LossOutput`. A recipe names them by import path.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageInputs:
+    """One optimiser batch, whole groups only.
+
+    rewards: raw score of each sample, any float dtype.
+    groups: group number of each sample; samples with one number answer one prompt.
+    names: what to call each sample in an error (its uid); empty to call it by its row number.
+    """
+
+    rewards: Float[Tensor, " samples"]
+    groups: Int[Tensor, " samples"]
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageOutput:
+    """advantages: one value per sample, copied to each of its response tokens. metrics: plain numbers for the log."""
+
+    advantages: Float[Tensor, " samples"]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalCounts:
+    """Denominators of the whole optimiser mini-batch, over all micro-batches and all ranks.
+
+    tokens: response tokens. sequences: sequences with at least one response token.
+    """
+
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Settings of a policy loss: clip range (1 - clip_low, 1 + clip_high), dual clip bound (> 1, or None), how token
+    losses become one number, the constant of `seq-mean-token-sum-norm`, and free `options` for losses of one's own."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    aggregation: Aggregation = "token-mean"
+    aggregation_constant: float | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """One micro-batch.
+
+    logprobs: log softmax(logits / temperature) of each token under the weights being trained; carries the gradient.
+    old_logprobs: the same under the policy whose ratio is clipped; no gradient.
+    rollout_logprobs: what the inference engine gave at sampling time.
+    sequence: index (0..n-1, ascending) of the token's sequence within the micro-batch.
+    counts: global denominators: the sum of the losses of all micro-batches of all ranks is the loss of the mini-batch.
+    columns: further per-token columns that the recipe asked for, by name.
+    """
+
+    logprobs: Float[Tensor, " tokens"]
+    old_logprobs: Float[Tensor, " tokens"]
+    rollout_logprobs: Float[Tensor, " tokens"]
+    advantages: Float[Tensor, " tokens"]
+    sequence: Int[Tensor, " tokens"]
+    counts: GlobalCounts
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOutput:
+    """loss: this micro-batch's share of the global loss; keeps its graph even where no token is left, so that every
+    rank runs backward. metrics: sums over this micro-batch's tokens, detached; the trainer adds them up over
+    micro-batches and ranks and divides by `counts.tokens`."""
+
+    loss: Float[Tensor, ""]
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)

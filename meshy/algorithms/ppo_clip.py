@@ -1,0 +1,54 @@
+"""Clipped policy loss of PPO (arXiv 1707.06347), with a separate upper bound (arXiv 2503.14476) and dual clip (1912.09729)."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from meshy.algorithms.aggregation import aggregate
+from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput
+from meshy.algorithms.kl import kl_estimate
+
+# exp() of a larger log-ratio overflows in fp32 once multiplied; so far off policy the exact value has no meaning.
+MAX_LOG_RATIO = 20.0
+
+
+def ppo_clip_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
+    """The clipped surrogate, aggregated as `config.aggregation` says.
+
+    Metrics (token sums): `clip_fraction`, `ppo_kl` (k3 of the new policy against the old one).
+    """
+    token_loss, clipped = ppo_clip_token_loss(
+        inputs.logprobs,
+        inputs.old_logprobs,
+        inputs.advantages,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
+    loss = aggregate(token_loss, inputs.sequence, inputs.counts, config.aggregation, config.aggregation_constant)
+    kl = kl_estimate(inputs.old_logprobs, inputs.logprobs.detach(), "k3")
+    return LossOutput(loss=loss, metrics={"clip_fraction": clipped.sum(), "ppo_kl": kl.sum()})
+
+
+def ppo_clip_token_loss(
+    logprobs: Float[Tensor, " tokens"],
+    old_logprobs: Float[Tensor, " tokens"],
+    advantages: Float[Tensor, " tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
+    """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) with rho = exp(logprob - old), and where the clip bound.
+
+    With `dual_clip` = c, tokens of negative advantage are bounded by -A c as well. The log-ratio is clamped to +-20.
+    """
+    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
+    plain = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(plain, bounded)
+    clipped = bounded > plain
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return loss, clipped

@@ -1,0 +1,110 @@
+"""From samples to the tensors that a model and a loss eat. Pure; the plan of who gets what stands in `plan.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row of the queue.
+
+    tokens: prompt and response. loss_mask: true on tokens that the policy wrote; the first token cannot be one, since
+    nothing predicts it. columns: per-token columns by name, each as long as `tokens`.
+    """
+
+    tokens: Int[Tensor, " length"]
+    loss_mask: Bool[Tensor, " length"]
+    columns: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Padded rows, or one packed row; and, flat, what the loss needs of each response token.
+
+    documents: lengths of the packed row's documents (padding is the last one); None for padded rows.
+    select: index into the flattened [rows * width] of the position that predicts each response token.
+    sequence: index of the response token's sample within this micro-batch, ascending.
+    """
+
+    tokens: Int[Tensor, "rows width"]
+    positions: Int[Tensor, "rows width"] | None
+    documents: tuple[int, ...] | None
+    select: Int[Tensor, " selected"]
+    targets: Int[Tensor, " selected"]
+    sequence: Int[Tensor, " selected"]
+    columns: Mapping[str, Tensor]
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        move = {name: value.to(device, non_blocking=True) for name, value in self.columns.items()}
+        positions = None if self.positions is None else self.positions.to(device, non_blocking=True)
+        return MicroBatch(
+            tokens=self.tokens.to(device, non_blocking=True),
+            positions=positions,
+            documents=self.documents,
+            select=self.select.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            sequence=self.sequence.to(device, non_blocking=True),
+            columns=move,
+        )
+
+
+def pad(samples: Sequence[Sample], multiple: int = 1) -> MicroBatch:
+    """One row a sample, padded on the right to the longest, rounded up to `multiple`."""
+    width = _round_up(max((len(s.tokens) for s in samples), default=1), multiple)
+    tokens = torch.zeros(max(len(samples), 1), width, dtype=torch.long)
+    for row, sample in enumerate(samples):
+        tokens[row, : len(sample.tokens)] = sample.tokens
+    return _assemble(samples, tokens, None, None, offsets=[row * width for row in range(len(samples))])
+
+
+def pack(samples: Sequence[Sample], multiple: int = 1) -> MicroBatch:
+    """All samples one after another in one row, padded at the end to `multiple` with a document of its own."""
+    lengths = [len(s.tokens) for s in samples]
+    used = sum(lengths)
+    width = _round_up(max(used, 1), multiple)
+    tokens = torch.zeros(1, width, dtype=torch.long)
+    positions = torch.zeros(1, width, dtype=torch.long)  # padding: single-token documents at position 0
+    offsets, start = [], 0
+    for sample, length in zip(samples, lengths, strict=True):
+        tokens[0, start : start + length] = sample.tokens
+        positions[0, start : start + length] = torch.arange(length)
+        offsets.append(start)
+        start += length
+    documents = (*lengths, width - used) if width > used else tuple(lengths)
+    return _assemble(samples, tokens, positions, documents, offsets)
+
+
+def _assemble(
+    samples: Sequence[Sample],
+    tokens: Tensor,
+    positions: Tensor | None,
+    documents: tuple[int, ...] | None,
+    offsets: Sequence[int],
+) -> MicroBatch:
+    select, targets, sequence = [], [], []
+    columns: dict[str, list[Tensor]] = {name: [] for name in (samples[0].columns if samples else ())}
+    for index, (sample, offset) in enumerate(zip(samples, offsets, strict=True)):
+        written = sample.loss_mask.nonzero().flatten()
+        select.append(written + (offset - 1))
+        targets.append(sample.tokens[written])
+        sequence.append(torch.full_like(written, index))
+        for name, parts in columns.items():
+            parts.append(sample.columns[name][written])
+    empty = torch.zeros(0, dtype=torch.long)
+    return MicroBatch(
+        tokens=tokens,
+        positions=positions,
+        documents=documents,
+        select=torch.cat(select) if select else empty,
+        targets=torch.cat(targets) if targets else empty,
+        sequence=torch.cat(sequence) if sequence else empty,
+        columns={name: torch.cat(parts) for name, parts in columns.items()},
+    )
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,56 @@
+"""From a Hugging Face `config.json` to TorchTitan's description of the model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.qwen3 import parallelize_qwen3
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
+
+from meshy.training.titan.attention import CausalAttention
+from meshy.training.titan.qwen2 import Qwen2Adapter, qwen2_config
+from meshy.training.titan.qwen3 import Qwen3Adapter, qwen3_config
+
+# model_type -> (builder of the model's config, its Hugging Face state-dict adapter).
+MODELS: dict[str, tuple[Callable[..., Any], type]] = {
+    "qwen3": (qwen3_config, Qwen3Adapter),
+    "qwen2": (qwen2_config, Qwen2Adapter),
+}
+
+
+def model_spec(folder: Path, *, max_seq_len: int, flex: bool) -> ModelSpec:
+    """The model in `folder`.
+
+    max_seq_len: longest row, in tokens; sizes the rotary cache. flex: packed rows on a GPU go through FlexAttention.
+    Raises ValueError where the architecture, or a setting of it, is not supported.
+    """
+    hf = read_config(folder)
+    kind = hf.get("model_type")
+    if kind not in MODELS:
+        raise ValueError(f"{folder}: model_type {kind!r} cannot be trained here; supported: {', '.join(MODELS)}")
+    limit = hf.get("max_position_embeddings", max_seq_len)
+    if max_seq_len > limit:
+        raise ValueError(f"{folder}: rows of {max_seq_len} tokens, but the model's positions end at {limit}")
+    build, adapter = MODELS[kind]
+    attention: Module.Config = FlexAttention.Config() if flex else CausalAttention.Config()
+    return ModelSpec(
+        name=kind,
+        flavor=folder.name,
+        model=build(hf, max_seq_len=max_seq_len, inner_attention=attention),
+        parallelize_fn=parallelize_qwen3,
+        pipelining_fn=pipeline_llm,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=adapter,
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json; FileNotFoundError says what a model folder holds."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json: a model folder holds config.json, safetensors, a tokenizer")
+    return json.loads(path.read_text())

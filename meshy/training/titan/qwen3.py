@@ -1,0 +1,93 @@
+"""Dense Qwen3 (arXiv 2505.09388): grouped-query attention with normalised queries and keys, no biases, SwiGLU."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear
+from torchtitan.models.common.attention import GQAttention, QKVLinear
+from torchtitan.models.common.config_utils import make_ffn_config
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.qwen3.model import Qwen3TransformerBlock
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.module import Module
+
+from meshy.training.titan.policy_model import PolicyModel
+
+Qwen3Adapter = Qwen3StateDictAdapter
+
+
+def qwen3_config(hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config) -> PolicyModel.Config:
+    """`hf` is the parsed config.json."""
+    if hf.get("attention_bias"):
+        raise ValueError("a Qwen3 model with attention_bias=true is not supported")
+    return decoder_config(hf, max_seq_len=max_seq_len, inner_attention=inner_attention, qkv_bias=False, qk_norm=True)
+
+
+def decoder_config(
+    hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config, qkv_bias: bool, qk_norm: bool
+) -> PolicyModel.Config:
+    """The decoder that the Qwen family shares; sizes come from config.json."""
+    if hf.get("use_sliding_window"):
+        raise ValueError("sliding-window attention (use_sliding_window=true) is not supported")
+    if hf.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported; only silu is")
+    dim, layers, vocab = hf["hidden_size"], hf["num_hidden_layers"], hf["vocab_size"]
+    head_dim = hf.get("head_dim") or dim // hf["num_attention_heads"]
+    init = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
+    tied = bool(hf.get("tie_word_embeddings", False))
+
+    def norm(size: int) -> RMSNorm.Config:
+        return RMSNorm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": nn.init.ones_})
+
+    def block() -> Qwen3TransformerBlock.Config:
+        return Qwen3TransformerBlock.Config(
+            attention_norm=norm(dim),
+            ffn_norm=norm(dim),
+            attention=GQAttention.Config(
+                n_heads=hf["num_attention_heads"],
+                n_kv_heads=hf["num_key_value_heads"],
+                head_dim=head_dim,
+                dim=dim,
+                qkv_linear=QKVLinear.Config(
+                    head_dim=head_dim,
+                    wq=linear(dim, hf["num_attention_heads"] * head_dim, init, bias=qkv_bias),
+                    wkv=linear(dim, hf["num_key_value_heads"] * head_dim, init, bias=qkv_bias),
+                ),
+                wo=linear(hf["num_attention_heads"] * head_dim, dim, init),
+                qk_norm=norm(head_dim) if qk_norm else None,
+                inner_attention=inner_attention,
+                rope=CosSinRoPE.Config(dim=head_dim, max_seq_len=max_seq_len, theta=rope_theta(hf)),
+            ),
+            feed_forward=make_ffn_config(
+                dim=dim, hidden_dim=hf["intermediate_size"], w1_param_init=init, w2w3_param_init=init
+            ),
+        )
+
+    return PolicyModel.Config(
+        vocab_size=vocab,
+        dim=dim,
+        norm=norm(dim),
+        enable_weight_tying=tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=vocab, embedding_dim=dim, param_init={"weight": skip_param_init if tied else init["weight"]}
+        ),
+        lm_head=linear(dim, vocab, init),
+        layers=[block() for _ in range(layers)],
+    )
+
+
+def linear(in_features: int, out_features: int, init: dict[str, Any], *, bias: bool = False) -> Linear.Config:
+    """A linear layer's config; `init` may name a bias that the layer does not have."""
+    used = init if bias else {"weight": init["weight"]}
+    return Linear.Config(in_features=in_features, out_features=out_features, bias=bias, param_init=used)
+
+
+def rope_theta(hf: dict[str, Any]) -> float:
+    """Base of the rotary embedding; refuses scaled variants, whose attention factor TorchTitan does not apply."""
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rope type {kind!r} is not supported; remove it from config.json to train on plain rotary positions")
+    return float(hf.get("rope_theta") or rope["rope_theta"])

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from meshy.data.task import Example
 from meshy.generation import Completion, GenerationClient, GenerationError
 from meshy.recipe import Sampling
-from meshy.rewards import RewardPool, RewardSample
+from meshy.rewards.pool import RewardPool
+from meshy.rewards.sample import RewardSample
 from meshy.rollout.episode import Episode, single_turn
 from meshy.rollout.prompts import Chat
 

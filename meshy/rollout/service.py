@@ -16,7 +16,7 @@ from meshy.generation import GenerationClient
 from meshy.observe.runfolder import JsonlWriter
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.rows import Rows
-from meshy.rewards import RewardPool
+from meshy.rewards.pool import RewardPool
 from meshy.rollout.config import RolloutConfig
 from meshy.rollout.evaluation import evaluate
 from meshy.rollout.group import Group, GroupFailed, GroupMaker

@@ -87,7 +87,7 @@ def example(id: str, text: str, **fields: Any) -> Example:
 def counting(
     *, seed: int = 0, train: int = 16, evaluation: int = 4, reward: str = f"{HERE}:length", shared: int = 0
 ) -> Task:
-    """`train` prompts `t0, t1 ...` and `evaluation` prompts `e0, e1 ...`, of which the first `shared` stand in train."""
+    """Prompts `t0, t1 ...` to train on and `e0, e1 ...` to evaluate on, of which the first `shared` stand in train."""
     return Task(
         name="counting",
         train=tuple(example(f"train-{i}", f"t{i}") for i in range(train)),

@@ -121,10 +121,11 @@ def test_every_fault_is_found_at_once():
 
 def test_a_callable_names_the_task_as_well_and_gets_the_seed():
     assert preflight(recipe_of(data=counting)) == []
-    recipe = dataclasses.replace(
-        recipe_of(), data=lambda seed: Task(name=str(seed), train=(), evaluation=(), reward=""), seed=7
-    )
-    assert load_task(recipe).name == "7"
+
+    def named_by_seed(seed: int) -> Task:
+        return Task(name=str(seed), train=(), evaluation=(), reward="")
+
+    assert load_task(dataclasses.replace(recipe_of(), data=named_by_seed, seed=7)).name == "7"
 
 
 def test_looking_at_the_data_imports_neither_torch_nor_transformers():

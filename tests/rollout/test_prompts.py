@@ -25,10 +25,9 @@ def test_options_reach_the_template(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_text((Path(MODEL) / name).read_text())
     (tmp_path / "chat_template.jinja").write_text("{% if thinking %}yes{% else %}no{% endif %}")
-    assert (
-        Chat(tmp_path, {"thinking": True}).decode(Chat(tmp_path, {"thinking": True}).encode(example("a", ""))) == "yes"
-    )
-    assert Chat(tmp_path).decode(Chat(tmp_path).encode(example("a", ""))) == "no"
+    for options, text in (({"thinking": True}, "yes"), (None, "no")):
+        chat = Chat(tmp_path, options)
+        assert chat.decode(chat.encode(example("a", ""))) == text
 
 
 def test_a_prompt_that_the_template_refuses_is_named(tmp_path):

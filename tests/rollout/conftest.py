@@ -1,0 +1,66 @@
+"""One engine and one queue for all tests of rollout: real processes, on ports that are free now."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshy.ignitor.ports import PortBlock
+from meshy.queue.sync import QueueClient
+from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT
+from tests.rollout.play import HOST, Engine, Play, queue_processes, topology_of
+from tests.rollout.roles import MODEL, recipe_of
+
+
+@pytest.fixture(scope="session")
+def base_port() -> Iterator[int]:
+    """The first port of a block that stays ours."""
+    block = PortBlock(HOST)
+    recipe = recipe_of(replicas=2)
+    for _ in range(50):
+        base = random.randrange(FIRST_BASE_PORT, LAST_BASE_PORT, 2048)
+        if not block.claim(topology_of(recipe, base).ports_on(HOST)):
+            yield base
+            block.release()
+            return
+    raise RuntimeError("no free block of ports")
+
+
+@pytest.fixture(scope="session")
+def engine(base_port: int) -> Iterator[Engine]:
+    """The embedded engine with the demo model."""
+    url = topology_of(recipe_of(), base_port).urls("inference")[0]
+    command = [
+        sys.executable,
+        "-m",
+        "meshy.inference.embedded",
+        "--model-path",
+        MODEL,
+        "--port",
+        url.rpartition(":")[2],
+    ]
+    process = subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "ready on" in line, f"the engine did not start: {line!r}"
+        yield Engine(url)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def play(base_port: int, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
+    """A stage for one replica of rollout after the other; the test itself is the trainer."""
+    topology = topology_of(recipe_of(), base_port)
+    with (
+        queue_processes(topology, tmp_path_factory.mktemp("queue")),
+        QueueClient(Play.endpoints(topology), topology.contract, "trainer.0") as trainer,
+    ):
+        yield Play(base_port, engine, trainer, Path(tmp_path_factory.mktemp("runs")))

@@ -5,7 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from meshy.observe.runfolder import JsonlWriter, RunFolder
+from meshy.observe.jsonl import JsonlWriter
+from meshy.observe.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter

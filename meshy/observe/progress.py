@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from meshy.observe.runfolder import RunFolder, TailReader
+from meshy.observe.jsonl import TailReader
+from meshy.observe.runfolder import RunFolder
 from meshy.observe.terminal import console, duration, mean, short
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from meshy.observe.ask import get_json
+from meshy.observe.jsonl import read_jsonl
 from meshy.observe.queue_table import QueueTable
-from meshy.observe.runfolder import RunFolder, RunFolderError, read_json, read_jsonl
+from meshy.observe.runfolder import RunFolder, RunFolderError, read_json
 from meshy.observe.terminal import SafeStream
 
 DEADLINE = 2.0

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshy.observe.advice import advice
+from meshy.observe.jsonl import finite, plain, read_jsonl
 from meshy.observe.progress import RunView, evaluation_line
 from meshy.observe.queue_table import consumers_table, partitions_table
-from meshy.observe.runfolder import RunFolder, finite, plain, read_jsonl
+from meshy.observe.runfolder import RunFolder
 from meshy.observe.status import ENDED, FOREIGN, LOST_LOOKS, SILENT, RunStatus, ServiceStatus
 from meshy.observe.summary import end_rows
 from meshy.observe.terminal import SafeStream, console, duration

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TextIO
 
 from meshy.observe.advice import advice
-from meshy.observe.runfolder import RunFolder, read_jsonl, write_json
+from meshy.observe.jsonl import read_jsonl
+from meshy.observe.runfolder import RunFolder, write_json
 from meshy.observe.terminal import console, duration, mean, short
 from meshy.observe.timeline import idle_share, read_timeline, steady_window
 

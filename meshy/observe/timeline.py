@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meshy.observe.runfolder import read_jsonl
+from meshy.observe.jsonl import read_jsonl
 
 Interval = tuple[float, float]
 

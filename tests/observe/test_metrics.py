@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from meshy.observe.jsonl import read_jsonl
 from meshy.observe.metrics import MetricsWriter
-from meshy.observe.runfolder import RunFolder, read_jsonl
+from meshy.observe.runfolder import RunFolder
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from meshy.observe.terminal import duration, short
 RUN = """
     import sys, time
     from meshy.observe.progress import Progress
-    from meshy.observe.runfolder import JsonlWriter, RunFolder
+    from meshy.observe.jsonl import JsonlWriter
+    from meshy.observe.runfolder import RunFolder
     folder = RunFolder.create("x", run_dir=sys.argv[1])
     metrics, evals = JsonlWriter(folder.metrics), JsonlWriter(folder.evals)
     with Progress(folder, steps=3, depth=lambda: "64 rows") as progress:

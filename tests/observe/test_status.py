@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from meshy.observe.jsonl import JsonlWriter
 from meshy.observe.queue_table import depth, ready_by_count
-from meshy.observe.runfolder import JsonlWriter, RunFolder, write_json
+from meshy.observe.runfolder import RunFolder, write_json
 from meshy.observe.status import look, status
 from meshy.observe.summary import build_summary
 

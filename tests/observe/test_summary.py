@@ -6,7 +6,8 @@ import pytest
 
 from meshy.observe.advice import advice, outcome
 from meshy.observe.curve import Curve, smoothed, text_chart, write_png
-from meshy.observe.runfolder import JsonlWriter, RunFolder, read_json, read_jsonl
+from meshy.observe.jsonl import JsonlWriter, read_jsonl
+from meshy.observe.runfolder import RunFolder, read_json
 from meshy.observe.summary import Failure, build_summary, eval_edges, print_end, reward_edges
 from meshy.observe.timeline import Timeline
 

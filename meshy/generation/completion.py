@@ -1,0 +1,95 @@
+"""What a generation gives, put together from one or more answers of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshy.recipe import Sampling
+
+
+class GenerationError(RuntimeError):
+    """A generation that did not come about; the message says what happened, where, and for how long it was tried."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """The tokens that the model wrote, without the prompt; the three lists have equal length.
+
+    logprobs: log softmax(logits / temperature) of each token, without top-p or top-k (of the unscaled logits when greedy).
+    versions: the weight version that wrote each token. finish_reason: `stop`, `length` or `abort`.
+    replica: URL of the server that wrote the last part. parts: how many answers it took.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: str = "abort"
+    text: str = ""
+    replica: str = ""
+    parts: int = 0
+
+    def extend(self, answer: Mapping[str, Any], replica: str) -> None:
+        """Append one answer of `/generate`. Raises GenerationError if it does not fit together."""
+        meta = answer["meta_info"]
+        tokens: list[int] = answer["output_ids"]
+        scored = meta["output_token_logprobs"]
+        if len(scored) != len(tokens):
+            raise GenerationError(f"{replica} answered {len(tokens)} tokens with {len(scored)} log-probs")
+        self.tokens += tokens
+        self.logprobs += [entry[0] for entry in scored]
+        self.versions += token_versions(meta, len(tokens), replica)
+        self.finish_reason = meta["finish_reason"]["type"]
+        self.text += answer["text"]
+        self.replica = replica
+        self.parts += 1
+
+
+def token_versions(meta: Mapping[str, Any], count: int, replica: str) -> list[int]:
+    """The weight version of each of `count` tokens, from the spans that the server reports."""
+    versions: list[int] = []
+    for span in meta.get("weight_versions") or ():
+        if span["start"] != len(versions):
+            break
+        versions += [version_number(span["version"], replica)] * (span["end"] - span["start"])
+    if len(versions) != count:
+        raise GenerationError(f"{replica} reports weight versions {meta.get('weight_versions')} for {count} tokens")
+    return versions
+
+
+def version_number(version: object, replica: str) -> int:
+    """Weight versions are counted, but the protocol carries any string."""
+    try:
+        return int(str(version))
+    except ValueError as error:
+        raise GenerationError(
+            f"{replica} serves weight version {version!r}, which is not a number; start it with --weight-version 0"
+        ) from error
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """A server may die of a token id that its embedding does not have, so none is sent. Raises GenerationError."""
+    if not tokens:
+        raise GenerationError("the prompt is empty")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise GenerationError(f"the prompt holds token id {bad}, but the model's vocabulary has {vocab_size} entries")
+
+
+def sampling_fields(sampling: Sampling, max_new_tokens: int, seed: int | None) -> dict[str, Any]:
+    """SGLang's `sampling_params`."""
+    fields: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "max_new_tokens": max_new_tokens,
+    }
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        fields["stop_token_ids"] = list(sampling.stop_token_ids)
+    if seed is not None:
+        fields["sampling_seed"] = seed
+    return fields

@@ -96,8 +96,8 @@ def check_token_lengths(
             continue
         row = int((column.sizes[:, 0] != tokens[:, 0]).nonzero()[0])
         raise ColumnError(
-            f"column {name!r} has {int(column.sizes[row, 0])} entries in row {uids[row] if uids else row!r}, whose {TOKENS} are "
-            f"{int(tokens[row, 0])}; entry t must describe {TOKENS}[t]"
+            f"column {name!r} has {int(column.sizes[row, 0])} entries in row {uids[row] if uids else row!r}, whose "
+            f"{TOKENS} are {int(tokens[row, 0])}; entry t must describe {TOKENS}[t]"
         )
 
 

@@ -94,7 +94,7 @@ def test_timeouts_and_the_watchdog_line_name_what_is_missing(monkeypatch, caplog
     monkeypatch.setattr(client_module, "WATCHDOG_SECONDS", 0.1)
     monkeypatch.setattr(client_module, "POLL_SECONDS", 0.05)
     writer.put(partition, make_rows(["a"]))
-    with pytest.raises(QueueTimeout, match="missing score in 1, ack.scorer in 1, ack.logger in 1"):
+    with pytest.raises(QueueTimeout, match=r"missing score in 1, ack\.scorer in 1, ack.logger in 1"):
         trainer.take(partition, timeout=0.5)
     assert "trainer.0: 'trainer' has waited" in caplog.text
     with pytest.raises(QueueTimeout, match=r"for 2 rows .* 1 are ready; nobody has put more rows \(1 alive"):

@@ -60,7 +60,7 @@ def test_rows_are_cleared_once_and_then_empty(writer, scorer, logger, trainer, p
     logger.ack(logger.take(partition))
     taken = trainer.take(partition)
     trainer.clear(taken)
-    with pytest.raises(StaleRows, match="'a' in .* refused: row .* was cleared and now"):
+    with pytest.raises(StaleRows, match=r"'a' in .* refused: row .* was cleared and now"):
         trainer.clear(taken)
     with pytest.raises(StaleRows, match="was cleared and now"):
         scorer.write(scored, scores(5, 1))
@@ -80,7 +80,7 @@ def test_a_logger_that_acknowledges_late_loses_no_row(writer, scorer, logger, tr
     uids = [f"u{i}" for i in range(6)]
     writer.put(partition, make_rows(uids))
     scorer.write(scorer.take(partition, at_least=6), scores(5, 6))
-    with pytest.raises(QueueTimeout, match="missing ack.logger in 6"):  # complete, but the logger has not seen them
+    with pytest.raises(QueueTimeout, match=r"missing ack\.logger in 6"):  # complete, but the logger has not seen them
         trainer.take(partition, timeout=0)
     seen = []
     while len(seen) < 6:

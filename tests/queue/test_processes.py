@@ -94,8 +94,8 @@ def test_a_taken_port_is_named(queue, contract, tmp_path):
     (tmp_path / "e.json").write_text(json.dumps(queue.endpoints.to_json()))
     (tmp_path / "c.json").write_text(json.dumps(contract.to_json()))
     again = subprocess.run(
-        [sys.executable, "-m", "meshy.queue.server", "controller", "--endpoints", tmp_path / "e.json"]
-        + ["--contract", tmp_path / "c.json"],
+        [sys.executable, "-m", "meshy.queue.server", "controller"]  # noqa: RUF005
+        + ["--endpoints", tmp_path / "e.json", "--contract", tmp_path / "c.json"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -21,7 +21,7 @@ def test_unknown_names_are_answered_with_the_nearest(contract):
         Rights(contract, "logger.0").consumer("rows0", "loger")
     with pytest.raises(UnknownName, match=r"writer\.0 is no consumer"):
         rights.consumer("rows0")
-    with pytest.raises(UnknownName, match="<group>.<replica>"):
+    with pytest.raises(UnknownName, match=r"<group>\.<replica>"):
         Rights(contract, "writer")
 
 
@@ -38,7 +38,7 @@ def test_endpoints_travel_as_json():
     assert Endpoints.from_json(endpoints.to_json()) == endpoints
     assert endpoints.roles == ("controller", "storage.0", "storage.1", "storage.2")
     assert endpoints.address("storage.1") == "mine/storage.1"
-    with pytest.raises(ValueError, match="no process 'storage.3'"):
+    with pytest.raises(ValueError, match=r"no process 'storage\.3'"):
         endpoints.host_of("storage.3")
 
 

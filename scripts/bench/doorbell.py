@@ -1,0 +1,154 @@
+"""How fast the doorbell wakes a waiter, and what idle waiters cost.
+
+    python scripts/bench/doorbell.py [--puts 20] [--idle 2.0] [--waiters 10] [--seconds 20]
+
+Bars: from a put to the waiter's wake-up p50 <= 5 ms after 2 s of idleness; ten idle waiters, each in a process-like
+client of its own, cost the controller less than 1 % of a core. Exits with 1 if one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import threading
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import psutil
+import torch
+
+from meshy.columns import TRAIN_COLUMNS, Consumes, Declaration, Produces, derive_contract
+from meshy.queue.local import LocalQueue, local_queue
+from meshy.queue.sync import QueueClient
+
+TOKENS = 512
+
+
+def contract(waiters: int):
+    names = tuple(column.name for column in TRAIN_COLUMNS)
+    reader = Declaration("reader", 1, (Consumes("train", names, end=True),), ())
+    idle = [Declaration(f"idle{i}", 1, (Consumes("quiet", names, end=i == 0),), ()) for i in range(waiters)]
+    produces = tuple(Produces(name, TRAIN_COLUMNS, creates=True) for name in ("train", "quiet"))
+    contract, faults = derive_contract([Declaration("writer", 1, (), produces), reader, *idle])
+    assert not faults, faults
+    return contract
+
+
+def group(uids: list[str]) -> dict[str, list]:
+    n, now = len(uids), time.time()
+    return {
+        "uid": uids,
+        "prompt_id": ["p"] * n,
+        "group_id": ["g"] * n,
+        "position": [0] * n,
+        "tokens": [torch.zeros(TOKENS, dtype=torch.int64)] * n,
+        "loss_mask": [torch.ones(TOKENS, dtype=torch.bool)] * n,
+        "rollout_logprobs": [torch.zeros(TOKENS)] * n,
+        "token_versions": [torch.zeros(TOKENS, dtype=torch.int32)] * n,
+        "reward": [1.0] * n,
+        "finish_reason": ["stop"] * n,
+        "truncated": [False] * n,
+        "n_turns": [1] * n,
+        "t_sent": [now] * n,
+        "t_generated": [now] * n,
+        "t_rewarded": [now] * n,
+    }
+
+
+def wake_ups(queue: LocalQueue, contract, puts: int, idle: float) -> tuple[list[float], list[float], list[float]]:
+    """Seconds from the start of a put of 8 rows, and from its return, to the take's return; and to rows read."""
+    with (
+        QueueClient(queue.endpoints, contract, "writer.0") as writer,
+        QueueClient(queue.endpoints, contract, "reader.0") as reader,
+    ):
+        from_start, from_return, to_data = [], [], []
+        for i in range(puts):
+            woken: list[float] = []
+
+            def wait(woken: list[float] = woken) -> None:
+                rows = reader.take("train", at_least=8)
+                woken.append(time.perf_counter())
+                reader.read(rows)
+                woken.append(time.perf_counter())
+                reader.clear(rows)
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(idle)
+            rows = group([f"{i}.{j}" for j in range(8)])
+            start = time.perf_counter()
+            writer.put("train", rows)
+            returned = time.perf_counter()
+            thread.join()
+            from_start.append(woken[0] - start)
+            from_return.append(woken[0] - returned)
+            to_data.append(woken[1] - start)
+        return from_start, from_return, to_data
+
+
+def idle_cost(queue: LocalQueue, contract, waiters: int, seconds: float) -> float:
+    """The controller's share of a core while `waiters` clients wait for rows that do not come."""
+    clients = [QueueClient(queue.endpoints, contract, f"idle{i}.0") for i in range(waiters)]
+    threads = [threading.Thread(target=_wait_until_closed, args=(client,), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    time.sleep(2.0)
+    controller = max(psutil.Process(queue.processes["controller"].pid).children(), key=_listens_on(queue))
+    before = controller.cpu_times()
+    started = time.perf_counter()
+    time.sleep(seconds)
+    after = controller.cpu_times()
+    wall = time.perf_counter() - started
+    for client in clients:
+        client.close()
+    return (after.user + after.system - before.user - before.system) / wall
+
+
+def _wait_until_closed(client: QueueClient) -> None:
+    from meshy.queue.errors import QueueClosed
+
+    try:
+        client.take("quiet")
+    except QueueClosed:
+        return
+
+
+def _listens_on(queue: LocalQueue):
+    port = queue.endpoints.controller.request
+    return lambda process: any(c.laddr and c.laddr.port == port for c in process.net_connections())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--puts", type=int, default=20)
+    parser.add_argument("--idle", type=float, default=2.0)
+    parser.add_argument("--waiters", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    agreed = contract(options.waiters)
+    with local_queue(agreed) as queue:
+        cost = idle_cost(queue, agreed, options.waiters, options.seconds)
+        from_start, from_return, to_data = wake_ups(queue, agreed, options.puts, options.idle)
+    wake = statistics.median(from_start)
+    rows = [
+        (
+            f"put to wake-up, p50 of {options.puts} after {options.idle:g} s idle",
+            f"{wake * 1e3:.2f} ms",
+            "<= 5 ms",
+            wake <= 5e-3,
+        ),
+        ("  the slowest", f"{max(from_start) * 1e3:.2f} ms", "", True),
+        ("  counted from the put's return, p50", f"{statistics.median(from_return) * 1e3:.2f} ms", "", True),
+        ("  put to 8 rows x 512 tokens read, p50", f"{statistics.median(to_data) * 1e3:.2f} ms", "", True),
+        (f"{options.waiters} idle waiters: controller", f"{cost * 100:.2f} % of a core", "< 1 %", cost < 0.01),
+    ]
+    for what, measured, bar, met in rows:
+        print(f"{what:<48} {measured:>16}  {bar:<8} {'' if not bar else 'met' if met else 'MISSED'}")
+    return 0 if all(met for *_, met in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

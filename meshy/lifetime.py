@@ -1,10 +1,15 @@
-"""Ties a process's life to its parent's."""
+"""Ties a process's life to its parent's, however the parent ends."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
+import select
 import signal
+import sys
+import threading
+import time
 
 _PR_SET_PDEATHSIG = 1
 
@@ -14,13 +19,40 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = N
 
     parent: the parent's pid, as the parent knew it; where that one is already gone, this process ends at once.
     """
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        prctl = libc.prctl
-    except (OSError, AttributeError):
+    if not sys.platform.startswith("linux"):
         return
-    if prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(error)}")
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), how)
+
+
+def end_session_with_parent(parent: int, grace: float) -> None:
+    """For the leader of a session: SIGTERM when `parent` dies, and SIGKILL to the whole session `grace` seconds later.
+
+    So what this process has started goes with it, even where it pays no heed to SIGTERM.
+    """
+    die_with_parent(signal.SIGTERM, parent)
+    if not hasattr(os, "pidfd_open") or os.getpid() != os.getpgrp():
+        return
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+        return
+
+    def watch() -> None:
+        select.select([watched], [], [])  # readable once the parent is gone
+        time.sleep(grace)  # the orderly end, if it comes, ends this thread with its process
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+    atexit.register(_leave_nothing, parent)
+
+
+def _leave_nothing(parent: int) -> None:
+    """At an orphan's exit: nobody else will end what it has started."""
+    if os.getppid() != parent:
+        os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -125,13 +125,15 @@ _GROUP_FIELDS = ("replicas", "gpus_per_replica", "colocate_with", "wait_for")
 
 
 def parse_settings(arguments: list[str]) -> dict[str, str]:
-    """`["trainer.lr=1e-4", "--steps", "10", "--seed=1"]` as {dotted path: text}; RecipeError for anything else."""
+    """`["trainer.lr=1e-4", "--steps", "10", "--base-port=1"]` as {dotted path: text}; RecipeError for anything else."""
     settings: dict[str, str] = {}
     faults: list[str] = []
     queue = list(arguments)
     while queue:
         argument = queue.pop(0)
         path, separator, text = argument.removeprefix("--").partition("=")
+        if argument.startswith("--"):
+            path = path.replace("-", "_")
         if not separator and argument.startswith("--") and queue:
             text, separator = queue.pop(0), "="
         if not separator or not path:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
 import queue
 import signal
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 
 from meshy.ignitor.agreement import Arguments, Run, agree
 from meshy.ignitor.children import Child, Children, service_command, service_environment
 from meshy.ignitor.discover import DiscoveryError, Seat, discover
 from meshy.ignitor.ending import Ending, hear, say
+from meshy.lifetime import die_with_parent
 from meshy.observe.logs import last_traceback
 from meshy.recipe import RecipeError
-from meshy.lifetime import die_with_parent
 from meshy.topology import Process
 
 log = logging.getLogger("meshy.ignitor")
@@ -35,17 +38,33 @@ def main(argv: list[str] | None = None) -> int:
     try:
         seat = discover()
     except (DiscoveryError, ValueError, RuntimeError) as error:
-        print(f"meshy: {error}", file=sys.stderr)
+        refuse([str(error)], loudly=True)
         return 2
     try:
         run = agree(seat, arguments)
     except (RecipeError, DiscoveryError) as error:
-        if seat.is_first:
-            faults = error.faults if isinstance(error, RecipeError) else [str(error)]
-            print(f"meshy: this run cannot start, for {len(faults)} reason(s):", file=sys.stderr)
-            print("\n".join(f"  - {fault}" for fault in faults), file=sys.stderr, flush=True)
+        refuse(error.faults if isinstance(error, RecipeError) else [str(error)], loudly=seat.is_first)
         return 2
-    return live(seat, run).exit_code
+    ending = live(seat, run)
+    if ending.status != "finished":
+        tell_torchrun(f"{ending.status}: {ending.service} on {ending.host}: {ending.reason}. {ending.log}")
+    return ending.exit_code
+
+
+def refuse(faults: list[str], loudly: bool) -> None:
+    """Say why the run cannot start; nothing has been spawned."""
+    text = f"meshy: this run cannot start, for {len(faults)} reason(s):\n" + "\n".join(f"  - {f}" for f in faults)
+    tell_torchrun(text)
+    if loudly:
+        print(text, file=sys.stderr, flush=True)
+
+
+def tell_torchrun(text: str) -> None:
+    """Leave the reason where torchrun looks for it, so that its own closing report names it."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        Path(file).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
 
 
 def parse(argv: list[str] | None) -> Arguments:

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import FrameType
 
 from meshy.importing import load
+from meshy.lifetime import end_session_with_parent
 from meshy.observe.logs import setup_logging
 from meshy.service.base import Service
 from meshy.service.context import Context
-from meshy.lifetime import die_with_parent
 from meshy.service.readiness import wait_until_ready
+
+ORPHAN_GRACE = 4.0  # seconds for an orderly end when the ignitor is gone
 
 
 class Stopped(BaseException):
@@ -22,7 +24,8 @@ class Stopped(BaseException):
 
 
 def main(launch_file: str, name: str) -> int:
-    die_with_parent(parent=int(os.environ["MESHY_PARENT"]) if "MESHY_PARENT" in os.environ else None)
+    if "MESHY_PARENT" in os.environ:
+        end_session_with_parent(int(os.environ["MESHY_PARENT"]), grace=ORPHAN_GRACE)
     setup_logging(name)
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes the stack of every thread to the log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ignitor decides when a service ends
@@ -62,7 +65,7 @@ def live(service: Service) -> int:
     finally:
         service.stopping.set()
         service.close()
-        service.timeline.close()
+        service.disconnect()
         admin.stop()
     return 0
 

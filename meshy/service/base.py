@@ -63,6 +63,12 @@ class Service:
     def admin_routes(self, app: FastAPI) -> None:
         """Add routes of the role's own to the admin endpoint."""
 
+    def disconnect(self) -> None:
+        """Let go of what this base class holds."""
+        if "queue" in self.__dict__:
+            self.queue.close()
+        self.timeline.close()
+
     # What a role can use ----------------------------------------------------------------------------------------------
 
     @cached_property

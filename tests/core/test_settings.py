@@ -99,7 +99,7 @@ def test_run_wide_fields_are_checked_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "settings"),
     [
-        (["a.b=1", "--steps", "3", "--seed=4"], {"a.b": "1", "steps": "3", "seed": "4"}),
+        (["a.b=1", "--steps", "3", "--base-port=4"], {"a.b": "1", "steps": "3", "base_port": "4"}),
         (["x=a=b"], {"x": "a=b"}),
         (["x="], {"x": ""}),
     ],

@@ -22,12 +22,12 @@ RUN = """
     metrics, evals = JsonlWriter(folder.metrics), JsonlWriter(folder.evals)
     with Progress(folder, steps=3, depth=lambda: "64 rows") as progress:
         progress.state("inference.0", "starting"); progress.state("trainer.0", "starting")
-        time.sleep(0.3)
+        time.sleep(0.1)
         progress.state("inference.0", "ready"); progress.state("trainer.0", "ready")
         progress.note("[bold]a note[/bold]")
         evals.write({"weight_version": 0, "accuracy": 0.5, "count": 8, "seconds": 1})
         for step in range(1, 4):
-            time.sleep(0.25)
+            time.sleep(0.1)
             metrics.write({"step": step, "reward_mean": step / 4, "step_seconds": 2.0, "tokens_per_second": 12345.0})
         evals.write({"weight_version": 3, "accuracy": 0.75, "count": 8, "seconds": 1})
         HOOK
@@ -172,7 +172,7 @@ def test_a_dumb_terminal_gets_plain_lines(tmp_path):
 
 
 def test_a_kill_leaves_the_cursor_visible(tmp_path):
-    text, status = on_terminal(command(tmp_path, hook="time.sleep(60)"), until=b"2/3")
+    text, status = on_terminal(command(tmp_path, hook="time.sleep(60)"), until=b"3/3")
     assert status == -signal.SIGKILL
     assert text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h")
 

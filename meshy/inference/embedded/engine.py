@@ -57,7 +57,8 @@ class Counters:
 
 class Engine:
     """Generates. `deliver` is called on the engine's thread, once per step, with the requests that have news for a reader:
-    those that ended and those that stream. `on_busy(start, end)` is told, in time.time() seconds, when it computed.
+    those that ended and those that stream. `on_busy(start, end)` is told, in time.time() seconds, when it computed;
+    `on_end` that the thread has ended, `failure` holding why if it failed.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         weight_version: str = "0",
         deliver: Callable[[list[Request]], None] = lambda requests: None,
         on_busy: Callable[[float, float], None] | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.runner = runner
         self.scheduler = Scheduler(max_running, max_prefill_tokens)
@@ -78,6 +80,7 @@ class Engine:
         self.failure: BaseException | None = None
         self.paused: PauseMode | None = None
         self._on_busy = on_busy
+        self._on_end = on_end
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrivals: list[Request] = []  # accepted, but held while paused or while an update waits
         self._updates: list[tuple[WeightUpdate, Future[str]]] = []
@@ -94,9 +97,10 @@ class Engine:
         self._thread.start()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Abort what runs and end the thread."""
+        """Abort what runs and end the thread. May be called twice."""
         self._inbox.put(self._close)
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Hand in requests; their outcome comes through `deliver`. Raises EngineFailure when the engine is dead."""
@@ -164,6 +168,7 @@ class Engine:
             log.exception("the engine has failed")
             self.failure = error
         self._end()
+        self._on_end()
 
     def _can_step(self) -> bool:
         return self.paused is None and self.runner.ready and self.scheduler.busy
@@ -253,7 +258,7 @@ class Engine:
     def _report_busy(self) -> None:
         if self._busy_since is not None:
             if self._on_busy is not None:
-                self._on_busy(self._busy_since, self._busy_until)
+                self._on_busy(self._busy_since, max(self._busy_since, self._busy_until))
             self._busy_since = None
 
     # Commands, on the engine's thread -------------------------------------------------------------------------------------

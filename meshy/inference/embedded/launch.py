@@ -69,6 +69,7 @@ class EmbeddedServer:
             max_running=options.max_running_requests,
             weight_version=options.weight_version,
             on_busy=on_busy,
+            on_end=lambda: self._ended.set(),
         )
         arguments = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
         self.server = Server(
@@ -84,7 +85,7 @@ class EmbeddedServer:
             timeout_graceful_shutdown=5,
         )
         self._uvicorn = uvicorn.Server(config)
-        self._stopped = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def start(self) -> None:
@@ -95,17 +96,24 @@ class EmbeddedServer:
         try:
             self._uvicorn.run(sockets=[self._socket])
         finally:
-            self._stopped.set()
+            self._ended.set()
 
     def stop(self) -> None:
-        """Ask the server to end; `wait` returns when it has."""
-        self._uvicorn.should_exit = True
+        """Ask the server to end; `wait` returns when it has. Callable from a signal handler."""
+        self._ended.set()
 
-    def wait(self, poll: float = 0.5) -> None:
-        """Until `stop`, or until the engine fails: then EngineFailure."""
-        while not self._stopped.wait(poll):
-            if self.engine.failure is not None:
-                self._uvicorn.should_exit = True
-        self.engine.close()
+    def wait(self) -> None:
+        """Until `stop`, or until engine or HTTP fail: EngineFailure. Running requests are answered as aborted."""
+        self._ended.wait()
+        self.close()
         if self.engine.failure is not None:
             raise EngineFailure("the engine has failed") from self.engine.failure
+
+    def close(self) -> None:
+        """End the engine, then HTTP, so that every client still gets its answer. May be called twice."""
+        self._ended.set()
+        self.engine.close()
+        self._uvicorn.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(timeout=10)
+        self._socket.close()

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from meshy.recipe import Recipe, RecipeError
-from meshy.settings import load_recipe, parse_settings
-from meshy.topology import FIRST_BASE_PORT, Topology, derive_topology, gpu_list
+from meshy.settings import parse_settings, resolve
+from meshy.topology import Topology, gpu_list
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,8 +37,7 @@ def check_recipe(path: str, settings: list[str], gpus: int, hosts: int) -> int:
     try:
         if gpus < 1 or hosts < 1 or gpus % hosts:
             raise RecipeError([f"--gpus {gpus} --hosts {hosts}: give a number of GPUs that the hosts share evenly"])
-        recipe = load_recipe(path, parse_settings(settings), gpus)
-        topology = derive_topology(recipe, gpu_list(hosts, gpus // hosts), recipe.base_port or FIRST_BASE_PORT)
+        recipe, topology = resolve(path, parse_settings(settings), gpu_list(hosts, gpus // hosts))
     except RecipeError as error:
         print(f"{path}: {len(error.faults)} fault(s)", file=sys.stderr)
         print("\n".join(f"  - {fault}" for fault in error.faults), file=sys.stderr)

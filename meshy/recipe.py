@@ -218,8 +218,8 @@ def type_name(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint)) if not arguments else str(hint).replace("typing.", "")
 
 
-def recipe_faults(recipe: Recipe) -> list[str]:
-    """What is wrong with a well-typed recipe, as far as it can be known without GPUs, files or network."""
+def structure_faults(recipe: Recipe) -> list[str]:
+    """What is wrong with the groups themselves: nothing can be placed while any of this holds."""
     faults: list[str] = []
     ids = [group.id for group in recipe.groups]
     own = {f.name for f in dataclasses.fields(Recipe)}
@@ -232,15 +232,20 @@ def recipe_faults(recipe: Recipe) -> list[str]:
             faults.append(f"group id {id!r}: use letters, digits and '_' only, starting with a letter")
     if not recipe.groups:
         faults.append("groups: the recipe has no service group; nothing would run")
+    for group in recipe.groups:
+        faults += _group_faults(recipe, group, ids)
+    return faults
+
+
+def value_faults(recipe: Recipe) -> list[str]:
+    """What is wrong with the run-wide settings, and what each role says of its own."""
+    faults: list[str] = []
     for name, value, least in (("steps", recipe.steps, 1), ("context_length", recipe.context_length, 2)):
         if value < least:
             faults.append(f"{name}: expected at least {least}, got {value}")
     faults += _sampling_faults(recipe)
     for group in recipe.groups:
-        faults += _group_faults(recipe, group, ids)
-    if not faults:  # a role may rely on what was checked above
-        for group in recipe.groups:
-            faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
+        faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
     return faults
 
 

@@ -14,7 +14,7 @@ import re
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from meshy.recipe import (
     type_faults,
     type_name,
 )
+from meshy.topology import FIRST_BASE_PORT, Gpu, Topology, derive_topology
 
 
 def load_recipe(path: str | Path, settings: Mapping[str, str], gpus: int) -> Recipe:
@@ -36,15 +37,41 @@ def load_recipe(path: str | Path, settings: Mapping[str, str], gpus: int) -> Rec
 
     Raises RecipeError with all faults: a missing file, a recipe that raises, no RECIPE, an unknown path, a wrong type.
     """
-    file = Path(path)
+    recipe, faults = _load(Path(path), settings, gpus)
+    if faults:
+        raise RecipeError(faults)
+    return recipe
+
+
+def resolve(
+    path: str | Path, settings: Mapping[str, str], gpus: Sequence[Gpu], base_port: int | None = None
+) -> tuple[Recipe, Topology]:
+    """A recipe file and its topology on `gpus`; RecipeError with every fault found in either.
+
+    base_port: where the ports begin; the recipe's own block, or the first there is, by default.
+    """
+    recipe, faults = _load(Path(path), settings, len(gpus))
+    wrong_types = type_faults(recipe)
+    try:
+        if not wrong_types:  # else derivation would stumble over them
+            topology = derive_topology(recipe, gpus, base_port or recipe.base_port or FIRST_BASE_PORT)
+    except RecipeError as error:
+        faults += error.faults
+    if faults:
+        raise RecipeError(faults)
+    return recipe, topology
+
+
+def _load(file: Path, settings: Mapping[str, str], gpus: int) -> tuple[Recipe, list[str]]:
+    """The recipe with those settings that fit, and the faults of the others and of its types."""
     if not file.is_file():
         near = nearest(file.name, [p.name for p in file.parent.glob("*.py")]) if file.parent.is_dir() else ""
         raise RecipeError([f"there is no recipe file {file}{near}"])
     module = _execute(file)
-    if callable(getattr(module, "recipe", None)):
-        recipe, settings = _call_recipe(file, module.recipe, dict(settings), gpus)
-    elif hasattr(module, "RECIPE"):
+    if hasattr(module, "RECIPE"):
         recipe = module.RECIPE
+    elif callable(getattr(module, "recipe", None)):
+        recipe, settings = _call_recipe(file, module.recipe, dict(settings), gpus)
     else:
         raise RecipeError([f"{file} exports neither RECIPE nor a function recipe(**options); add one of them"])
     if not isinstance(recipe, Recipe):
@@ -52,10 +79,7 @@ def load_recipe(path: str | Path, settings: Mapping[str, str], gpus: int) -> Rec
     if not recipe.name:
         recipe = dataclasses.replace(recipe, name=file.stem)
     recipe, faults = apply_settings(recipe, settings)
-    faults += type_faults(recipe)
-    if faults:
-        raise RecipeError(faults)
-    return recipe
+    return recipe, faults + type_faults(recipe)
 
 
 def _execute(file: Path) -> types.ModuleType:

@@ -26,10 +26,11 @@ from typing import Any, Literal
 
 from meshy.columns import Contract, derive_contract
 from meshy.importing import nearest
-from meshy.recipe import FALLBACK, ColocationRing, Recipe, RecipeError, ServiceGroup, recipe_faults
+from meshy.recipe import FALLBACK, ColocationRing, Recipe, RecipeError, ServiceGroup, structure_faults, value_faults
 
 PORT_SPAN = 2048
 FIRST_BASE_PORT = 10240
+LOWEST_PORT = 1024
 LAST_BASE_PORT = 30720  # the block ends below Linux's ephemeral ports (32768 and up)
 
 _CONTROLLER, _CONTROLLER_PORTS = 8, 4
@@ -202,16 +203,21 @@ def derive_topology(recipe: Recipe, gpus: Sequence[Gpu], base_port: int = FIRST_
     Raises RecipeError with every fault found: too few GPUs, a replica that spans hosts unevenly, rings that do not fit,
     two services on one port, a cycle in `wait_for`, columns that do not fit together, a partition that nobody clears.
     """
-    faults = recipe_faults(recipe)
-    if not faults:
-        faults += _gpu_list_faults(gpus) + _ring_faults(recipe) + _wait_for_faults(recipe)
+    faults = structure_faults(recipe) + _gpu_list_faults(gpus)
     if faults:
-        raise RecipeError(faults)
-    contract, faults = derive_contract(recipe.declarations())
-    placement = _place(recipe, gpus, faults)
-    faults += _shared_gpu_faults(recipe, placement)
-    if not FIRST_BASE_PORT // 10 <= base_port <= 65535 - PORT_SPAN:
-        faults.append(f"base_port: expected {FIRST_BASE_PORT // 10} to {65535 - PORT_SPAN}, got {base_port}")
+        raise RecipeError(faults + value_faults(recipe))
+    faults = value_faults(recipe) + _ring_faults(recipe) + _wait_for_faults(recipe)
+    if not LOWEST_PORT <= base_port <= 65535 - PORT_SPAN:
+        faults.append(f"base_port: expected {LOWEST_PORT} to {65535 - PORT_SPAN}, got {base_port}")
+    placement, misplaced = _place(recipe, gpus)
+    faults += misplaced or _shared_gpu_faults(recipe, placement)
+    try:
+        contract, misfits = derive_contract(recipe.declarations())
+    except LookupError:
+        if not faults:  # else a role could not say what it reads and writes because of what is wrong already
+            raise
+        raise RecipeError(faults) from None
+    faults += misfits
     if faults:
         raise RecipeError(faults)
     topology = _assemble(recipe, tuple(gpus), placement, contract, base_port)
@@ -227,9 +233,10 @@ Placement = dict[str, list[tuple[int, ...]]]
 """Group id -> for each replica the ranks of its GPUs (none for a CPU-only role)."""
 
 
-def _place(recipe: Recipe, gpus: Sequence[Gpu], faults: list[str]) -> Placement:
+def _place(recipe: Recipe, gpus: Sequence[Gpu]) -> tuple[Placement, list[str]]:
     """Groups take GPUs in the recipe's order; a colocated group takes those of the group that it names."""
     placement: Placement = {}
+    faults: list[str] = []
     taken = 0
     for group in recipe.groups:
         if group.colocate_with is None:
@@ -258,7 +265,7 @@ def _place(recipe: Recipe, gpus: Sequence[Gpu], faults: list[str]) -> Placement:
     if not faults:
         for group in recipe.groups:
             faults += _span_faults(group, placement[group.id], gpus)
-    return placement
+    return placement, faults
 
 
 def _split(ranks: Sequence[int], group: ServiceGroup) -> list[tuple[int, ...]]:

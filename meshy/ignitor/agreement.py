@@ -15,8 +15,8 @@ from meshy.observe.runfolder import RunFolder, RunFolderError, write_json
 from meshy.queue.endpoints import Endpoints
 from meshy.recipe import Recipe, RecipeError, to_json
 from meshy.service.context import Launch, queue_endpoints
-from meshy.settings import load_recipe, parse_settings
-from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, derive_topology, with_base_port
+from meshy.settings import parse_settings, resolve
+from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, with_base_port
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ def agree(seat: Seat, arguments: Arguments) -> Run:
 def _derive(seat: Seat, arguments: Arguments) -> tuple[Recipe | None, Topology | None, dict[str, str], list[str]]:
     try:
         settings = parse_settings(arguments.settings)
-        recipe = load_recipe(arguments.recipe_file, settings, len(seat.gpus))
-        topology = derive_topology(recipe, seat.gpus, recipe.base_port or FIRST_BASE_PORT)
+        recipe, topology = resolve(arguments.recipe_file, settings, seat.gpus)
     except RecipeError as error:
         return None, None, {}, error.faults
     return recipe, topology, settings, []

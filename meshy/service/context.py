@@ -11,8 +11,8 @@ from typing import Any
 from meshy.observe.runfolder import RunFolder
 from meshy.queue.endpoints import ControllerEndpoint, Endpoints, StorageEndpoint
 from meshy.recipe import Recipe, ServiceGroup
-from meshy.settings import load_recipe
-from meshy.topology import Gpu, Process, Replica, Topology, derive_topology
+from meshy.settings import resolve
+from meshy.topology import Gpu, Process, Replica, Topology
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Launch:
 
     def derive(self) -> tuple[Recipe, Topology]:
         """The recipe and topology of the run. RuntimeError where the recipe file has changed since the run began."""
-        recipe = load_recipe(self.recipe_file, self.settings, len(self.gpus))
-        topology = derive_topology(recipe, self.gpus, self.base_port)
+        recipe, topology = resolve(self.recipe_file, self.settings, self.gpus, self.base_port)
         if topology.digest != self.digest:
             raise RuntimeError(
                 f"the topology derived here differs from the one that the run began with: was {self.recipe_file}, or a "

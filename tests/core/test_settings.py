@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshy.recipe import Recipe, RecipeError, Sampling, to_json, type_faults
-from meshy.settings import apply_settings, load_recipe, parse_settings, parse_text
+from meshy.settings import apply_settings, load_recipe, parse_settings, parse_text, resolve
+from meshy.topology import gpu_list
 from tests.core.roles import Learner, recipe_of
 
 HEAD = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\nfrom tests.core.roles import *\n"
@@ -167,3 +168,15 @@ def test_the_resolved_recipe_is_plain_json() -> None:
     data = json.loads(json.dumps(to_json(recipe_of(data=recipe_of))))
     assert data["data"] == "tests.core.roles:recipe_of"
     assert data["groups"][1]["config"]["batch_size"] == 128
+
+
+def test_faults_of_settings_and_of_the_topology_are_told_together(tmp_path: Path) -> None:
+    file = write(tmp_path, "RECIPE = recipe_of(steps=0)")
+    with pytest.raises(RecipeError) as error:
+        resolve(file, {"trainer.l": "1", "inference.replicas": "9", "trainer.also": "nothing"}, gpu_list(1, 2))
+    assert [fault.split(":")[0] for fault in error.value.faults] == [
+        "trainer.l",
+        "steps",
+        "too few GPUs",
+        "'trainer' consumes train.nothing, which nothing produces; it would wait for ever",
+    ]

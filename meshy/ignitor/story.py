@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-import urllib.error
-import urllib.request
 from types import TracebackType
 from typing import Any, Self
 
 from meshy.ignitor.agreement import Run
 from meshy.ignitor.ending import Ending
+from meshy.observe.ask import ask_json
 from meshy.observe.progress import Progress
+from meshy.observe.queue_table import depth
 from meshy.observe.summary import Failure, build_summary, print_end
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Story:
         waiting = list(self._run.topology.processes)
         while waiting and not self._over.is_set():
             for process in list(waiting):
-                state = ask(f"http://{process.host}:{process.admin_port}/health").get("state", "loading")
+                state = ask(process.host, process.admin_port, "/health").get("state", "loading")
                 self._progress.state(process.name, state)
                 if state == "ready":
                     waiting.remove(process)
@@ -70,28 +69,13 @@ class Story:
 
     def _queue_depth(self) -> str | None:
         controller = self._run.topology.controller
-        table = ask(f"http://{controller.host}:{controller.ports[3]}/table")
-        return queue_depth(table)
+        return depth(ask(controller.host, controller.ports[3], "/table"))
 
 
-def queue_depth(table: dict[str, Any]) -> str | None:
-    """`train 24`: rows alive in the partitions of work; None while the queue does not answer."""
-    partitions = table.get("partitions", {})
-    parts = [f"{name} {entry['rows']}" for name, entry in partitions.items() if name not in ("gen_gate", "eval")]
-    return ", ".join(parts) or None
-
-
-def ask(url: str) -> dict[str, Any]:
-    """The JSON object that `url` answers, also with an error status; empty where nothing answers."""
+def ask(host: str, port: int, path: str) -> dict[str, Any]:
+    """The JSON object that an admin endpoint answers, with whatever status; empty where nothing answers."""
     try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            data = json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            try:
-                data = json.load(error)
-            except ValueError:
-                return {}
+        _, data = ask_json(host, port, path, deadline=1.0)
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -26,3 +26,8 @@ async def get_json(host: str, port: int, path: str, deadline: float) -> tuple[in
     if len(words) < 2 or not words[0].startswith(b"HTTP/"):
         raise ValueError(f"{host}:{port} does not speak HTTP")
     return int(words[1]), json.loads(body)
+
+
+def ask_json(host: str, port: int, path: str, deadline: float) -> tuple[int, Any]:
+    """`get_json` for callers without an event loop."""
+    return asyncio.run(get_json(host, port, path, deadline))

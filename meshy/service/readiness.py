@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 
+from meshy.observe.ask import ask_json
 from meshy.topology import Process, Topology
 
 log = logging.getLogger(__name__)
@@ -39,13 +37,12 @@ def wait_until_ready(topology: Topology, groups: Iterable[str], run_id: str, sto
 def is_ready(process: Process, run_id: str) -> bool:
     """Whether the service answers as ready. RuntimeError when a service of another run answers on its port."""
     try:
-        with urllib.request.urlopen(f"http://{process.host}:{process.admin_port}/health", timeout=2) as answer:
-            health = json.load(answer)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False  # not listening yet, or not ready yet (503)
+        status, health = ask_json(process.host, process.admin_port, "/health", deadline=2.0)
+    except (OSError, ValueError):
+        return False  # not listening yet
     if health.get("run_id") != run_id:
         raise RuntimeError(
             f"port {process.admin_port} on {process.host} should belong to {process.name} of this run, but "
             f"{health.get('service', 'something else')} of run {health.get('run_id')!r} answers there; set base_port"
         )
-    return True
+    return status == 200

@@ -13,8 +13,8 @@ def kl_estimate(
 ) -> Float[Tensor, "*shape"]:
     """KL(p || ref) per token, for tokens sampled from p; nats.
 
-    k1 = lp - ref (unbiased, can be negative); k2 = (lp - ref)^2 / 2; k3 = exp(ref - lp) - 1 - (ref - lp) (unbiased, never
-    negative). As a loss term k1 is useless: its gradient with respect to lp is 1 whatever the reference says.
+    k1 = lp - ref (unbiased, can be negative); k2 = (lp - ref)^2 / 2; k3 = exp(ref - lp) - 1 - (ref - lp) (unbiased,
+    never negative). As a loss term k1 is useless: its gradient with respect to lp is 1 whatever the reference says.
     """
     difference = logprobs - ref_logprobs
     match kind:

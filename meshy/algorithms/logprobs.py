@@ -29,7 +29,7 @@ class _TokenLogprobs(torch.autograd.Function):
     """Keeps the logits and one number per token for backward, instead of a log-softmax of their size."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         logprobs, entropies, normalisers = [], [], []
         for chunk, target in zip(_chunks(logits), targets.split(_rows(logits)), strict=True):
             scaled = _wide(chunk) / temperature
@@ -43,11 +43,18 @@ class _TokenLogprobs(torch.autograd.Function):
         return torch.cat(logprobs), entropy_all
 
     @staticmethod
-    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         logits, targets, normalisers = ctx.saved_tensors
         out = torch.empty_like(logits)
         rows = _rows(logits)
-        parts = zip(_chunks(logits), targets.split(rows), normalisers.split(rows), grad.split(rows), out.split(rows), strict=True)
+        parts = zip(
+            _chunks(logits),
+            targets.split(rows),
+            normalisers.split(rows),
+            grad.split(rows),
+            out.split(rows),
+            strict=True,
+        )
         for chunk, target, normaliser, g, into in parts:
             probabilities = (_wide(chunk) / ctx.temperature - normaliser[:, None]).exp_()
             scaled = g / ctx.temperature

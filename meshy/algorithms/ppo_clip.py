@@ -1,4 +1,4 @@
-"""Clipped policy loss of PPO (arXiv 1707.06347), with a separate upper bound (arXiv 2503.14476) and dual clip (1912.09729)."""
+"""The clipped loss of PPO (arXiv 1707.06347), with a bound of its own above (2503.14476) and dual clip (1912.09729)."""
 
 import torch
 from jaxtyping import Bool, Float

@@ -52,17 +52,20 @@ class MicroBatch:
         )
 
 
-def pad(samples: Sequence[Sample], multiple: int = 1) -> MicroBatch:
-    """One row a sample, padded on the right to the longest, rounded up to `multiple`."""
+def pad(samples: Sequence[Sample], names: Sequence[str] = (), multiple: int = 1) -> MicroBatch:
+    """One row a sample, padded on the right to the longest, rounded up to `multiple`. names: of the columns to carry.
+
+    No sample at all gives a row of padding: a rank without work still runs forward and backward with the others."""
     width = _round_up(max((len(s.tokens) for s in samples), default=1), multiple)
     tokens = torch.zeros(max(len(samples), 1), width, dtype=torch.long)
     for row, sample in enumerate(samples):
         tokens[row, : len(sample.tokens)] = sample.tokens
-    return _assemble(samples, tokens, None, None, offsets=[row * width for row in range(len(samples))])
+    offsets = [row * width for row in range(len(samples))]
+    return _assemble(samples, names, tokens, None, None, offsets)
 
 
-def pack(samples: Sequence[Sample], multiple: int = 1) -> MicroBatch:
-    """All samples one after another in one row, padded at the end to `multiple` with a document of its own."""
+def pack(samples: Sequence[Sample], names: Sequence[str] = (), multiple: int = 1) -> MicroBatch:
+    """As `pad`, but all samples one after another in one row, padded at the end with a document of its own."""
     lengths = [len(s.tokens) for s in samples]
     used = sum(lengths)
     width = _round_up(max(used, 1), multiple)
@@ -75,18 +78,19 @@ def pack(samples: Sequence[Sample], multiple: int = 1) -> MicroBatch:
         offsets.append(start)
         start += length
     documents = (*lengths, width - used) if width > used else tuple(lengths)
-    return _assemble(samples, tokens, positions, documents, offsets)
+    return _assemble(samples, names, tokens, positions, documents, offsets)
 
 
 def _assemble(
     samples: Sequence[Sample],
+    names: Sequence[str],
     tokens: Tensor,
     positions: Tensor | None,
     documents: tuple[int, ...] | None,
     offsets: Sequence[int],
 ) -> MicroBatch:
     select, targets, sequence = [], [], []
-    columns: dict[str, list[Tensor]] = {name: [] for name in (samples[0].columns if samples else ())}
+    columns: dict[str, list[Tensor]] = {name: [] for name in names}
     for index, (sample, offset) in enumerate(zip(samples, offsets, strict=True)):
         written = sample.loss_mask.nonzero().flatten()
         select.append(written + (offset - 1))
@@ -102,7 +106,7 @@ def _assemble(
         select=torch.cat(select) if select else empty,
         targets=torch.cat(targets) if targets else empty,
         sequence=torch.cat(sequence) if sequence else empty,
-        columns={name: torch.cat(parts) for name, parts in columns.items()},
+        columns={name: torch.cat(parts) if parts else torch.zeros(0) for name, parts in columns.items()},
     )
 
 

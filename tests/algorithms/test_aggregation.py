@@ -3,7 +3,7 @@ import torch
 
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.interface import GlobalCounts
-from golden_cases import case, close, f64
+from tests.algorithms.golden_cases import case, close, f64
 
 HOW = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 

@@ -3,7 +3,7 @@ import torch
 
 from meshy.algorithms.grpo import grpo_advantage
 from meshy.algorithms.interface import AdvantageInputs
-from golden_cases import case, cases, close, f64, group_numbers
+from tests.algorithms.golden_cases import case, cases, close, f64, group_numbers
 
 
 def advantages(rewards, groups, **kw):
@@ -11,7 +11,10 @@ def advantages(rewards, groups, **kw):
     return grpo_advantage(AdvantageInputs(rewards=rewards, groups=group_numbers(groups), **kw))
 
 
-@pytest.mark.parametrize("c", [c for c in cases("grpo") if "advantage_single_is_zero" in c["expect"]], ids=lambda c: c["name"])
+NUMBERS = [c for c in cases("grpo") if "advantage_single_is_zero" in c["expect"]]
+
+
+@pytest.mark.parametrize("c", NUMBERS, ids=lambda c: c["name"])
 def test_golden(c):
     close(advantages(c["input"]["rewards"], c["input"]["group"]).advantages, c["expect"]["advantage_single_is_zero"])
 
@@ -24,7 +27,7 @@ def test_nan_reward_is_refused_by_name():
     c = case("grpo", "nan_reward")
     with pytest.raises(ValueError, match="sample b is nan"):
         advantages(c["input"]["rewards"], c["input"]["group"], names=("a", "b", "c", "d"))
-    with pytest.raises(ValueError, match="row 2 is inf.*2 such"):
+    with pytest.raises(ValueError, match=r"row 2 is inf.*2 such"):
         advantages([1, 0, float("inf"), float("-inf")], [0, 0, 0, 0])
 
 

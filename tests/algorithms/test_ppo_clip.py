@@ -3,7 +3,7 @@ import torch
 
 from meshy.algorithms.interface import GlobalCounts, LossConfig, LossInputs
 from meshy.algorithms.ppo_clip import ppo_clip_loss, ppo_clip_token_loss
-from golden_cases import case, cases, close, f64
+from tests.algorithms.golden_cases import case, cases, close, f64
 
 
 def inputs(c, logprobs=None):

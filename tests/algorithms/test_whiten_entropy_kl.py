@@ -5,7 +5,7 @@ from meshy.algorithms import logprobs as module
 from meshy.algorithms.kl import kl_estimate
 from meshy.algorithms.logprobs import entropy, token_logprobs
 from meshy.algorithms.whiten import masked_whiten
-from golden_cases import cases, close, f64
+from tests.algorithms.golden_cases import cases, close, f64
 
 
 @pytest.mark.parametrize("c", cases("masked_whiten"), ids=lambda c: c["name"])

@@ -19,8 +19,8 @@ class Documents:
 class CausalAttention(Module):
     """SDPA with a causal mask only.
 
-    Rows padded on the right need no other mask: a real token never attends to what comes after it. With `Documents`, the
-    batch is one packed row and each document attends to itself alone; exact, with a cost of sum(length^2).
+    Rows padded on the right need no other mask: a real token never attends to what comes after it. With `Documents`,
+    the batch is one packed row and each document attends to itself alone; exact, with a cost of sum(length^2).
     """
 
     @dataclass(kw_only=True, slots=True)

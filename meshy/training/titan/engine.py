@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,7 @@ class TitanEngine:
         self.device = titan_utils.get_local_device()
         titan_utils.device_module.set_device(self.device)
         torch.autograd.set_multithreading_enabled(False)  # the spmd_types backend keeps its mesh in thread-local state
-        parallelism = ParallelismConfig(spmd_backend=config.spmd_backend)  # type: ignore[arg-type]
+        parallelism = ParallelismConfig(spmd_backend=config.spmd_backend)
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         dist_utils.set_spmd_backend(config.spmd_backend)
         self._context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
@@ -69,11 +70,13 @@ class TitanEngine:
         dist_utils.set_determinism(self.parallel_dims, self.device, debug, distinct_seed_mesh_dims=["pp"])
 
         self.flex = config.packed and not self.on_cpu
+        # Compiled attention is compiled again for every new shape; on a CPU any width will do.
+        self.row_multiple = 1 if self.on_cpu else 128
         spec = model_spec(config.model, max_seq_len=config.max_seq_len, flex=self.flex)
         if config.spmd_backend != "partial_dtensor":
             set_qwen3_sharding_config(spec.model, enable_sp=parallelism.enable_sequence_parallel, enable_ep=False)
         self.adapter = spec.state_dict_adapter(spec.model, str(config.model))
-        self.model = self._build_model(spec, parallelism)
+        self.model: Any = self._build_model(spec, parallelism)
         self.optimizers = self._build_optimizer()
 
     def _build_model(self, spec, parallelism: ParallelismConfig) -> nn.Module:
@@ -86,8 +89,8 @@ class TitanEngine:
             model,
             parallel_dims=self.parallel_dims,
             training=TrainingConfig(
-                dtype=config.dtype,  # type: ignore[arg-type]
-                mixed_precision_param=config.mixed_precision,  # type: ignore[arg-type]
+                dtype=config.dtype,
+                mixed_precision_param=config.mixed_precision,
                 seq_len=config.max_seq_len,
                 disable_cuda_graphs=True,
             ),
@@ -114,7 +117,7 @@ class TitanEngine:
         dcp.load(hf, storage_reader=self.adapter.get_hf_storage_reader(str(self.config.model)))
         model.load_state_dict(self.adapter.from_hf(hf), strict=True)
 
-    # Computing ----------------------------------------------------------------------------------------------------------
+    # Computing --------------------------------------------------------------------------------------------------------
 
     def logits(self, batch: MicroBatch) -> Float[Tensor, "selected vocab"]:
         """Logits that predict the batch's response tokens; with a graph unless under no_grad."""
@@ -129,12 +132,12 @@ class TitanEngine:
             loss.backward()
 
     def step(self, lr: float) -> float:
-        """Clips the gradient, applies AdamW at this learning rate, clears the gradient. Returns the norm before clipping.
+        """Clips the gradient, applies AdamW at this learning rate, clears the gradient. Returns the unclipped norm.
 
         Raises FloatingPointError, and leaves the weights alone, if the norm is not finite."""
         norm = float(dist_utils.clip_grad_norm_(list(self.model.parameters()), self.config.max_grad_norm, foreach=True))
         if not norm < float("inf"):
-            raise FloatingPointError(f"gradient norm is {norm}: the loss of this batch is not finite; weights unchanged")
+            raise FloatingPointError(f"gradient norm is {norm}, so the loss is not finite; weights unchanged")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -142,7 +145,7 @@ class TitanEngine:
         self.optimizers.zero_grad()
         return norm
 
-    # Weights ------------------------------------------------------------------------------------------------------------
+    # Weights ----------------------------------------------------------------------------------------------------------
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.model.parameters())

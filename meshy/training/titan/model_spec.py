@@ -52,5 +52,5 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; FileNotFoundError says what a model folder holds."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json: a model folder holds config.json, safetensors, a tokenizer")
+        raise FileNotFoundError(f"{folder} has no config.json; give a model folder in Hugging Face format")
     return json.loads(path.read_text())

@@ -15,7 +15,7 @@ class PolicyModel(Qwen3Model):
     class Config(Qwen3Model.Config):
         pass
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         tokens: Int[Tensor, "batch seq"],
         positions: Int[Tensor, "batch seq"] | None = None,

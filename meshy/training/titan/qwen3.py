@@ -89,5 +89,5 @@ def rope_theta(hf: dict[str, Any]) -> float:
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise ValueError(f"rope type {kind!r} is not supported; remove it from config.json to train on plain rotary positions")
+        raise ValueError(f"rope type {kind!r} is not supported; only plain rotary positions (default) are")
     return float(hf.get("rope_theta") or rope["rope_theta"])

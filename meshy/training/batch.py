@@ -1,0 +1,114 @@
+"""Rows of partition `train` on their way to the engine: what the leader must know, and each rank's samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from meshy.queue.rows import Rows
+from meshy.training.learner import ADVANTAGES, ROLLOUT_LOGPROBS
+from meshy.training.micro_batch import Sample
+
+# Small columns, from which the leader decides who trains what; the mask stands for the row's length.
+LEADER_COLUMNS = (
+    "group_id", "position", "prompt_id", "loss_mask", "reward", "truncated", "t_sent", "t_generated", "t_rewarded",
+)  # fmt: skip
+# Read by the rank that trains the row.
+RANK_COLUMNS = ("tokens", "loss_mask", ROLLOUT_LOGPROBS, "token_versions")
+
+
+class BadRows(ValueError):
+    """Rows that cannot be trained; the message names the row and its writer's mistake."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the leader knows of a batch, in the order of the data; entry i of everything is sample i."""
+
+    rows: Rows
+    rewards: Float[Tensor, " samples"]
+    groups: Int[Tensor, " samples"]
+    lengths: tuple[int, ...]
+    written: tuple[int, ...]
+    prompts: int
+    truncated: int
+    first_sent: float
+    last_generated: float
+    last_rewarded: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+def batch_of(parts: Sequence[tuple[Rows, Mapping[str, Any]]]) -> Batch:
+    """Joins rows as they came, with their LEADER_COLUMNS, sorted by position; rows of a group stay in order."""
+    rows = Rows.concat([rows for rows, _ in parts])
+    columns: dict[str, list[Any]] = {name: [] for name in LEADER_COLUMNS}
+    for _, part in parts:
+        for name, values in columns.items():
+            values.extend(part[name].tolist() if isinstance(part[name], Tensor) else part[name])
+    order = sorted(range(len(rows)), key=lambda i: (columns["position"][i], columns["group_id"][i]))
+    numbers: dict[str, int] = {}
+    masks = [columns["loss_mask"][i] for i in order]
+    return Batch(
+        rows=rows.select(order),
+        rewards=torch.tensor([columns["reward"][i] for i in order], dtype=torch.float32),
+        groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
+        lengths=tuple(len(mask) for mask in masks),
+        written=tuple(int(mask.sum()) for mask in masks),
+        prompts=len(set(columns["prompt_id"])),
+        truncated=sum(columns["truncated"]),
+        first_sent=min(columns["t_sent"]),
+        last_generated=max(columns["t_generated"]),
+        last_rewarded=max(columns["t_rewarded"]),
+    )
+
+
+def samples_of(
+    rows: Rows,
+    data: Mapping[str, Any],
+    numbers: Sequence[int],
+    advantages: Sequence[float],
+    extra: Sequence[str] = (),
+) -> dict[int, Sample]:
+    """Samples by number, from columns of `rows` (entry k is sample numbers[k]). advantages: of the whole batch.
+
+    Raises BadRows for a first token that claims to be written by the policy, or per-token columns of another length.
+    """
+    samples = {}
+    for k, (uid, number) in enumerate(zip(rows.uids, numbers, strict=True)):
+        tokens, mask = data["tokens"][k], data["loss_mask"][k]
+        columns = {name: data[name][k] for name in (ROLLOUT_LOGPROBS, *extra)}
+        for name, values in {"loss_mask": mask, "token_versions": data["token_versions"][k], **columns}.items():
+            if len(values) != len(tokens):
+                raise BadRows(f"row {uid}: column {name!r} has {len(values)} entries for {len(tokens)} tokens")
+        if len(mask) and mask[0]:
+            raise BadRows(f"row {uid}: its first token is marked as written by the policy, but nothing predicts it")
+        columns[ADVANTAGES] = torch.full((len(tokens),), advantages[number], dtype=torch.float32)
+        samples[number] = Sample(tokens=tokens, loss_mask=mask, columns=columns)
+    return samples
+
+
+def staleness(rows: Rows, data: Mapping[str, Any], version: int, max_staleness: int | None) -> Int[Tensor, " tokens"]:
+    """version - token_versions of every trained token: how many publishes ago it was written.
+
+    Raises BadRows for a token of a version to come, or one older than `max_staleness` allows.
+    """
+    ages = []
+    for uid, versions, mask in zip(rows.uids, data["token_versions"], data["loss_mask"], strict=True):
+        age = version - versions[mask].long()
+        if age.numel() and int(age.min()) < 0:
+            raise BadRows(
+                f"row {uid} holds tokens of weight version {int(versions.max())}, but {version} is being trained"
+            )
+        if age.numel() and max_staleness is not None and int(age.max()) > max_staleness:
+            raise BadRows(
+                f"row {uid} holds tokens {int(age.max())} versions old, but max_staleness is {max_staleness}: rollout "
+                "runs further ahead than the trainer allows"
+            )
+        ages.append(age)
+    return torch.cat(ages) if ages else torch.zeros(0, dtype=torch.long)

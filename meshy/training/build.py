@@ -1,0 +1,75 @@
+"""From configuration to a learner. Importing this imports TorchTitan."""
+
+from pathlib import Path
+
+import torch
+
+from meshy.algorithms.interface import LossConfig
+from meshy.device import device_kind
+from meshy.importing import load
+from meshy.spmd.groups import ProcessGroups
+from meshy.training.config import TrainerConfig
+from meshy.training.learner import Learner
+from meshy.training.titan.engine import EngineConfig, TitanEngine
+
+
+def engine_config(
+    config: TrainerConfig, model: Path, context_length: int, seed: int, deterministic: bool
+) -> EngineConfig:
+    """Resolves what the configuration leaves to the machine."""
+    on_gpu = device_kind() == "cuda"
+    backend = config.spmd_backend
+    if backend is None:
+        recent = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
+        backend = "spmd_types" if recent else "partial_dtensor"
+    precision = config.mixed_precision
+    if precision == "auto":
+        precision = "bfloat16" if on_gpu else "float32"
+    return EngineConfig(
+        model=model,
+        max_seq_len=context_length,
+        packed=on_gpu if config.packing == "auto" else config.packing == "packed",
+        dtype=config.dtype,
+        mixed_precision=precision,
+        activation_checkpointing=config.activation_checkpointing,
+        spmd_backend=backend,
+        compile=config.compile,
+        deterministic=deterministic and on_gpu,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        seed=seed,
+    )
+
+
+def build_learner(
+    config: TrainerConfig,
+    *,
+    model: Path,
+    context_length: int,
+    temperature: float,
+    seed: int,
+    deterministic: bool,
+    groups: ProcessGroups,
+    columns: tuple[str, ...],
+) -> Learner:
+    """Builds the engine on every rank (collective) and joins it with the loss that the configuration names."""
+    engine = TitanEngine(engine_config(config, model, context_length, seed, deterministic))
+    loss_config = LossConfig(
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        aggregation=config.aggregation,
+        aggregation_constant=config.aggregation_constant,
+        options=config.loss_options,
+    )
+    return Learner(
+        engine=engine,
+        groups=groups,
+        loss=load(config.loss),
+        loss_config=loss_config,
+        temperature=temperature,
+        recompute_old=config.old_logprobs == "recompute",
+        columns=columns,
+    )

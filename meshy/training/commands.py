@@ -1,0 +1,28 @@
+"""What the trainer's leader tells all ranks to do. Small: rows travel as handles, each rank reads its own."""
+
+from dataclasses import dataclass
+
+from meshy.queue.rows import Rows
+from meshy.training.plan import MiniBatchPlan
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Train `rows` by the plans, once for each epoch.
+
+    advantages: of every row, in order. learning_rates: of each optimiser step. version: of the weights being trained.
+    """
+
+    rows: Rows
+    advantages: tuple[float, ...]
+    plans: tuple[MiniBatchPlan, ...]
+    epochs: int
+    learning_rates: tuple[float, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class WriteWeights:
+    """Write the weights as they are now into the run folder, as this version."""
+
+    version: int

@@ -1,0 +1,163 @@
+"""The configuration of the trainer. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
+from meshy.importing import nearest
+from meshy.recipe import Recipe, ServiceConfig
+
+LIVE_GATES = 16
+"""Gates that may wait for their readers at once."""
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(ServiceConfig):
+    """Reinforcement learning of the policy on rows of partition `train`.
+
+    What is learnt from:
+        batch_size: samples (prompts x group size) between two publishes. mini_batches: optimiser steps that a batch is
+        cut into. epochs: how often the batch is passed over. also_consumes: more columns of `train` to wait for,
+        written by roles of one's own; per-token ones reach the loss. max_staleness: the oldest weight version, counted
+        back from the trained one, whose tokens may be trained; None for no bound. allow_filtered_sampling: train
+        although top-p, top-k or min-p cut the distribution that was sampled from.
+    How:
+        advantage, loss: import path (`module:function`) or callable, see `meshy.algorithms.interface`. clip_low,
+        clip_high, dual_clip, aggregation, aggregation_constant, loss_options: given to the loss. old_logprobs: the
+        policy whose ratio is clipped, as the inference engine reported it ("rollout") or scored anew by the trainer
+        before its first step ("recompute").
+        lr, schedule, warmup_steps, final_lr_factor, betas, eps, weight_decay, max_grad_norm: AdamW. Warm-up and
+        schedule count optimiser steps.
+    Where weights go:
+        publish_to: groups that serve the policy. publish: how weights travel. publish_dtype: of the published weights;
+        "auto" takes what the initial model's config.json says. keep_weights: versions kept on disk. weights_deadline:
+        seconds for a replica to load a version.
+    The engine:
+        packing: "packed" rows hold documents one after another, "padded" rows one each; "auto" packs on GPUs and pads
+        on CPUs, whichever is faster. tokens_per_micro_batch: bound on a forward pass, padding included. dtype: of
+        stored parameters and optimiser state; mixed_precision: of the parameters while they compute.
+        activation_checkpointing: none, selective, full. spmd_backend: TorchTitan's; None picks what this torch takes.
+        collective_timeout: seconds that ranks wait for one another at most.
+    """
+
+    service: ClassVar[str] = "meshy.training.service:TrainerService"
+    processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "per_gpu"
+
+    batch_size: int
+    mini_batches: int = 1
+    epochs: int = 1
+    also_consumes: tuple[str, ...] = ()
+    max_staleness: int | None = None
+    allow_filtered_sampling: bool = False
+
+    advantage: str | Callable[..., Any] = "meshy.algorithms.grpo:grpo_advantage"
+    loss: str | Callable[..., Any] = "meshy.algorithms.ppo_clip:ppo_clip_loss"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    aggregation: Aggregation = "token-mean"
+    aggregation_constant: float | None = None
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+
+    lr: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    final_lr_factor: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    publish_to: tuple[str, ...] = ("inference",)
+    publish: Literal["disk"] = "disk"
+    publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    keep_weights: int = 2
+    weights_deadline: float = 300.0
+
+    packing: Literal["auto", "packed", "padded"] = "auto"
+    tokens_per_micro_batch: int = 16384
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] | None = None
+    compile: bool = False
+    collective_timeout: float = 600.0
+
+    @property
+    def optimiser_steps_per_batch(self) -> int:
+        return self.epochs * self.mini_batches
+
+    def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
+        return (
+            Consumes(TRAIN, (*TRAIN_COLUMNS, *self.also_consumes), end=True),
+            Consumes(EVAL, EVAL_COLUMNS, end=True),
+            Consumes(GEN_GATE, GATE_COLUMNS, end=True),
+        )
+
+    def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
+        return (Produces(GEN_GATE, GATE_COLUMNS, creates=True),)
+
+    def live_rows(self, recipe: Recipe) -> dict[str, int]:
+        return {GEN_GATE: LIVE_GATES}
+
+    def faults(self, recipe: Recipe) -> list[str]:
+        limits: tuple[tuple[bool, str, Any, str], ...] = (
+            (self.batch_size >= 1, "batch_size", self.batch_size, "at least 1"),
+            (self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1"),
+            (self.mini_batches <= self.batch_size, "mini_batches", self.mini_batches, "at most batch_size"),
+            (self.epochs >= 1, "epochs", self.epochs, "at least 1"),
+            (self.max_staleness is None or self.max_staleness >= 0, "max_staleness", self.max_staleness, "0 or more"),
+            (self.clip_low >= 0, "clip_low", self.clip_low, "0 or more"),
+            (self.clip_high >= 0, "clip_high", self.clip_high, "0 or more"),
+            (self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "more than 1, or none"),
+            (self.lr >= 0, "lr", self.lr, "0 or more"),
+            (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
+            (0 <= self.final_lr_factor <= 1, "final_lr_factor", self.final_lr_factor, "0 to 1"),
+            (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),
+            (self.eps > 0, "eps", self.eps, "more than 0"),
+            (self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"),
+            (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
+            (self.keep_weights >= 1, "keep_weights", self.keep_weights, "at least 1"),
+            (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
+            (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
+            (
+                self.tokens_per_micro_batch >= recipe.context_length,
+                "tokens_per_micro_batch", self.tokens_per_micro_batch,
+                f"at least the recipe's context_length ({recipe.context_length}), or the longest row does not fit",
+            ),
+            (
+                self.aggregation != "seq-mean-token-sum-norm" or (self.aggregation_constant or 0) > 0,
+                "aggregation_constant", self.aggregation_constant, "a positive number for seq-mean-token-sum-norm",
+            ),
+        )  # fmt: skip
+        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        replicas = [group.replicas for group in recipe.groups if group.config is self]
+        if replicas and replicas[0] != 1:
+            faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
+        return faults + self._sampling_faults(recipe) + self._publish_faults(recipe)
+
+    def _sampling_faults(self, recipe: Recipe) -> list[str]:
+        sampling = recipe.sampling
+        if sampling.temperature <= 0:
+            return [f"sampling.temperature: expected more than 0 to train on samples, got {sampling.temperature}"]
+        filtered = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+        if not filtered or self.allow_filtered_sampling:
+            return []
+        return [
+            "sampling: rows sampled with top_p < 1, top_k or min_p do not follow the distribution that is trained; "
+            "turn them off, or set allow_filtered_sampling=true if it is meant"
+        ]
+
+    def _publish_faults(self, recipe: Recipe) -> list[str]:
+        serving = [group.id for group in recipe.groups if group.config.serves_http]
+        return [
+            f"publish_to: no group {id!r} serves a model{nearest(id, serving)}"
+            for id in self.publish_to
+            if id not in serving
+        ]

@@ -1,0 +1,61 @@
+"""What the trainer says of each step: one flat row of numbers, for metrics.jsonl and TensorBoard. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshy.training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Moments of a step, unix seconds.
+
+    started: the end of the step before. taken: the batch was complete and read by the leader. trained, published: done.
+    ended: the gate was written. waited, queue_work: seconds that the leader waited for rows, and spent on reading them.
+    rank_queue: seconds that the slowest rank spent on reading its rows.
+    """
+
+    started: float
+    taken: float
+    trained: float
+    published: float
+    ended: float
+    waited: float
+    queue_work: float
+    rank_queue: float
+
+
+def step_row(step: int, version: int, batch: Batch, learnt: Mapping[str, float], times: Times) -> dict[str, Any]:
+    """One line of metrics.jsonl.
+
+    weight_version: the one that this step made. time/generate: from the first request to the last token. time/reward:
+    from the last token to the last score. time/queue: reading rows, once all are there. time/train: forward, backward,
+    optimiser. time/publish: export, load by every replica, gate. time/wait: the trainer without rows to take, which
+    covers generate and reward.
+    """
+    seconds = times.ended - times.started
+    count = len(batch.rows)
+    return {
+        "step": step,
+        "weight_version": version,
+        "reward_mean": float(batch.rewards.mean()),
+        "reward_std": float(batch.rewards.std(correction=0)),
+        "response_length_mean": sum(batch.written) / count,
+        **learnt,
+        "samples": count,
+        "tokens": batch.tokens,
+        "prompts": batch.prompts,
+        "truncated": batch.truncated / count,
+        "fully_masked": sum(written == 0 for written in batch.written),
+        "step_seconds": seconds,
+        "tokens_per_second": batch.tokens / max(seconds, 1e-9),
+        "time/generate": max(0.0, batch.last_generated - batch.first_sent),
+        "time/reward": max(0.0, batch.last_rewarded - batch.last_generated),
+        "time/queue": times.queue_work + times.rank_queue,
+        "time/train": times.trained - times.taken - times.rank_queue,
+        "time/publish": times.ended - times.trained,
+        "time/wait": times.waited,
+        "started": times.started,
+        "ended": times.ended,
+    }

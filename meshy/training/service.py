@@ -1,0 +1,243 @@
+"""The trainer: take a batch, learn, publish, open the gate; until the recipe's steps are done."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshy.algorithms.interface import AdvantageInputs
+from meshy.columns import EVAL, TRAIN
+from meshy.importing import load
+from meshy.observe.metrics import MetricsWriter
+from meshy.queue.errors import QueueTimeout
+from meshy.service import Context
+from meshy.spmd.service import SpmdService
+from meshy.training.batch import RANK_COLUMNS, Batch, samples_of, staleness
+from meshy.training.collect import Collector
+from meshy.training.commands import TrainBatch, WriteWeights
+from meshy.training.config import TrainerConfig
+from meshy.training.gates import Gates
+from meshy.training.plan import MiniBatchPlan, mini_batches, plan_mini_batch
+from meshy.training.replicas import Replicas
+from meshy.training.report import Times, step_row
+from meshy.training.schedule import learning_rate
+from meshy.training.weights import dtype_of, prune_weights, write_weights
+
+
+class TrainerService(SpmdService):
+    """Every rank holds an engine and reads its own rows; rank 0 also gathers batches, publishes and reports."""
+
+    config: TrainerConfig
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.step = 0
+        self.doing = "starting"
+        self._metrics: MetricsWriter | None = None
+        self._replicas: Replicas | None = None
+        self._last: dict[str, Any] = {}
+
+    # Every rank -------------------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        super().setup()
+        from meshy.training.build import build_learner  # torchtitan: seconds to import, and its process group first
+
+        contract = self.context.topology.contract.partition(TRAIN)
+        self.extra = tuple(
+            name for name in self.config.also_consumes if contract.columns[name].kind in ("jagged", "jagged2d")
+        )
+        config, recipe = self.config, self.recipe
+        self.learner = build_learner(
+            config,
+            model=self.context.model_folder,
+            context_length=recipe.context_length,
+            temperature=recipe.sampling.temperature,
+            seed=recipe.seed,
+            deterministic=recipe.deterministic,
+            groups=self.groups,
+            columns=self.extra,
+        )
+        self.publish_dtype = dtype_of(self.context.model_folder, config.publish_dtype)
+        _ = self.queue  # connect before anybody waits for us
+
+    def execute(self, command: Any) -> Any:
+        match command:
+            case TrainBatch():
+                return self._train(command)
+            case WriteWeights():
+                return self._write_weights(command.version)
+        raise TypeError(f"the trainer knows no command {type(command).__name__}")
+
+    def _train(self, command: TrainBatch) -> dict[str, float]:
+        """Read this rank's rows, learn from them; numbers over all ranks."""
+        began = time.time()
+        mine = sorted({i for plan in command.plans for members in plan.ranks[self.rank] for i in members})
+        rows = command.rows.select(mine)
+        data = self.queue.read(rows, (*RANK_COLUMNS, *self.extra))
+        ages = staleness(rows, data, command.version, self.config.max_staleness)
+        samples = samples_of(rows, data, mine, command.advantages, self.extra)
+        read = time.time()
+        learnt = self.learner.train(samples, command.plans, command.epochs, command.learning_rates)
+        self.timeline.record("train", read, self.learner.engine.synchronize())
+        worst = self.groups.max(torch.tensor([float(ages.max()) if ages.numel() else 0.0, read - began]).double())
+        total = self.groups.sum(torch.tensor([float(ages.sum()), float(ages.numel())]).double())
+        return {
+            **learnt,
+            "staleness_max": int(worst[0]),
+            "staleness_mean": float(total[0] / total[1].clamp(min=1)),
+            "rank_queue": float(worst[1]),
+        }
+
+    def _write_weights(self, version: int) -> Path:
+        """Collective: every rank gives its shards, rank 0 writes the folder."""
+        folder = self.context.folder.weights_of(version)
+        tensors = self.learner.engine.hf_tensors()
+        if self.rank == 0:
+            write_weights(folder, tensors, self.context.model_folder, self.publish_dtype)
+        else:
+            for _ in tensors:
+                pass
+        return folder
+
+    # Rank 0 -----------------------------------------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        config, topology = self.config, self.context.topology
+        self._metrics = MetricsWriter(self.context.folder)
+        urls = [url for group in config.publish_to for url in topology.urls(group)]
+        self._replicas = Replicas(urls, config.weights_deadline) if urls else None
+        self.gates = Gates(self.queue)
+        self.collector = Collector(self.queue, config.batch_size)
+        self.advantage = load(config.advantage)
+        if self._replicas is not None:
+            self._replicas.check(0)
+        self.gates.open(weight_version=0, samples_retired=0, stop=self.recipe.steps == 0)
+        ended = time.time()
+        while self.step < self.recipe.steps:
+            ended = self._one_step(ended)
+        self.doing = "waiting for the final evaluation"
+        self.gates.clear_all()
+        self._record_evaluations()
+
+    def _one_step(self, started: float) -> float:
+        """Version `self.step` becomes the next one. Returns when the gate was open: the step's end."""
+        version, step = self.step, self.step + 1
+        self.doing = f"waiting for batch {version}"
+        batch = self.collector.collect()
+        taken = time.time()
+        self.doing = f"training batch {version}"
+        learnt = self._learn(batch, version)
+        trained = time.time()
+        self.doing = f"publishing weights v{step}"
+        self._publish(step)
+        published = time.time()
+        retired = step * self.config.batch_size
+        self.gates.open(weight_version=step, samples_retired=retired, stop=step == self.recipe.steps)
+        ended = time.time()
+        self.step = step
+        times = Times(
+            started=started,
+            taken=taken,
+            trained=trained,
+            published=published,
+            ended=ended,
+            waited=self.collector.waited,
+            queue_work=self.collector.busy,
+            rank_queue=learnt.pop("rank_queue"),
+        )
+        self._after_step(batch, step_row(step, step, batch, learnt, times))
+        return ended
+
+    def _learn(self, batch: Batch, version: int) -> dict[str, float]:
+        inputs = AdvantageInputs(rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids)
+        advantages = self.advantage(inputs)
+        config = self.config
+        command = TrainBatch(
+            rows=batch.rows,
+            advantages=tuple(advantages.advantages.tolist()),
+            plans=self._plans(batch),
+            epochs=config.epochs,
+            learning_rates=self._learning_rates(version),
+            version=version,
+        )
+        return {**self.command(command), **advantages.metrics}
+
+    def _plans(self, batch: Batch) -> tuple[MiniBatchPlan, ...]:
+        """The batch's mini-batches; a single one keeps the order of the data, several are drawn at random."""
+        config = self.config
+        order = list(range(len(batch.rows)))
+        if config.mini_batches > 1:
+            generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
+            order = torch.randperm(len(order), generator=generator).tolist()
+        return tuple(
+            plan_mini_batch(
+                samples,
+                batch.lengths,
+                batch.written,
+                world_size=self.world_size,
+                tokens_per_micro_batch=config.tokens_per_micro_batch,
+                packed=self.learner.engine.config.packed,
+            )
+            for samples in mini_batches(order, config.mini_batches)
+        )
+
+    def _learning_rates(self, version: int) -> tuple[float, ...]:
+        config, count = self.config, self.config.optimiser_steps_per_batch
+        return tuple(
+            learning_rate(
+                version * count + i,
+                peak=config.lr,
+                total=self.recipe.steps * count,
+                schedule=config.schedule,
+                warmup=config.warmup_steps,
+                final_factor=config.final_lr_factor,
+            )
+            for i in range(count)
+        )
+
+    def _publish(self, version: int) -> None:
+        folder = self.command(WriteWeights(version))
+        if self._replicas is not None:
+            self._replicas.publish(folder, version)
+
+    def _after_step(self, batch: Batch, row: dict[str, Any]) -> None:
+        """What need not be done before rollout goes on: inference is already generating the next batch."""
+        self.queue.clear(batch.rows)
+        self.gates.clear_acknowledged()
+        prune_weights(self.context.folder.weights, self.config.keep_weights)
+        assert self._metrics is not None
+        self._metrics.step(row)
+        self._last = row
+        self._record_evaluations()
+
+    def _record_evaluations(self) -> None:
+        assert self._metrics is not None
+        while True:
+            try:
+                rows = self.queue.take(EVAL, timeout=0)
+            except QueueTimeout:
+                return  # none since
+            columns: dict[str, Any] = self.queue.read(rows)
+            for i in range(len(rows)):
+                values = {name: values[i] for name, values in columns.items() if name != "uid"}
+                self._metrics.evaluation({name: getattr(v, "item", lambda v=v: v)() for name, v in values.items()})
+            self.queue.clear(rows)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._replicas is not None:
+            self._replicas.close()
+        super().close()
+
+    def health(self) -> dict[str, Any]:
+        have = self.collector.have if "collector" in self.__dict__ else 0
+        return {"step": self.step, "steps": self.recipe.steps, "doing": self.doing, "rows": have, "rank": self.rank}
+
+    def metrics(self) -> dict[str, float]:
+        numbers = {name: float(value) for name, value in self._last.items() if isinstance(value, int | float)}
+        return {f"train/{name}" if "/" not in name else name: value for name, value in numbers.items()}

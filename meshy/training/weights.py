@@ -1,0 +1,106 @@
+"""Weight versions on disk: folders in Hugging Face format that are either whole or not there."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+SHARD_BYTES = 4 << 30
+# What transformers and an inference engine need beside the tensors.
+COPIED = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+def write_weights(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], source: Path, dtype: torch.dtype | None = None
+) -> None:
+    """Writes a model folder: `tensors` under their Hugging Face names (cast to dtype), the rest copied from `source`.
+
+    The folder appears under its name only when everything in it is on the disk, and replaces one that is there. A part
+    left behind by a writer that died is taken away first.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(left_over)
+    part = folder.parent / f".{folder.name}.part"
+    part.mkdir()
+    index: dict[str, str] = {}
+    total = 0
+    for number, shard in enumerate(_shards(tensors, dtype), start=1):
+        name = f"model-{number:05d}.safetensors"
+        save_file(shard, part / name, metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, name))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    if len(set(index.values())) == 1:
+        (part / "model-00001.safetensors").rename(part / "model.safetensors")
+    else:
+        listing = {"metadata": {"total_size": total}, "weight_map": index}
+        (part / "model.safetensors.index.json").write_text(json.dumps(listing, indent=1))
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, part / name)
+    _to_disk(part)
+    if folder.exists():
+        old = folder.parent / f".{folder.name}.old"
+        folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old)
+    else:
+        part.rename(folder)
+    _sync(folder.parent)
+
+
+def prune_weights(weights: Path, keep: int) -> None:
+    """Deletes all but the `keep` newest versions (folders v<N>)."""
+    versions = sorted(versions_in(weights), reverse=True)
+    for version in versions[keep:]:
+        shutil.rmtree(weights / f"v{version}")
+
+
+def versions_in(weights: Path) -> list[int]:
+    """The versions that are whole in this folder, ascending."""
+    found = (re.fullmatch(r"v(\d+)", path.name) for path in weights.glob("v*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def dtype_of(source: Path, wanted: str) -> torch.dtype:
+    """The torch dtype called `wanted`; for "auto" the one that the model's config.json names, or else float32."""
+    if wanted == "auto":
+        config = json.loads((source / "config.json").read_text())
+        wanted = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return getattr(torch, wanted)
+
+
+def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        held = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+        if shard and size + held.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = held
+        size += held.nbytes
+    yield shard
+
+
+def _to_disk(folder: Path) -> None:
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

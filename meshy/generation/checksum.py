@@ -12,7 +12,7 @@ from torch import Tensor
 def tensor_checksum(tensor: Tensor) -> str:
     """First 16 hex digits of the SHA-256 of the tensor's bytes, row-major; what SGLang reports for a CPU tensor."""
     raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(raw.numpy())).hexdigest()[:16]
+    return hashlib.sha256(raw.numpy().data).hexdigest()[:16]
 
 
 def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

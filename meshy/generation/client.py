@@ -64,8 +64,8 @@ class GenerationClient(Control):
     ) -> Completion:
         """Continue `tokens`, to the end.
 
-        A part that was interrupted (aborted by a pause, or lost with its server) is taken up again from what is known to
-        be written, on any replica, with as many tokens less to write. seed: the same seed and tokens give the same
+        A part that was interrupted (aborted by a pause, or lost with its server) is taken up again from what is known
+        to be written, on any replica, with as many tokens less to write. seed: the same seed and tokens give the same
         continuation, also when it is resumed. key: requests of one key go to one replica. Raises GenerationError.
         """
         if self.vocab_size is not None:

@@ -17,7 +17,7 @@ class GenerationError(RuntimeError):
 class Completion:
     """The tokens that the model wrote, without the prompt; the three lists have equal length.
 
-    logprobs: log softmax(logits / temperature) of each token, without top-p or top-k (of the unscaled logits when greedy).
+    logprobs: log softmax(logits / temperature) of each token, without top-p or top-k; greedy, of the unscaled logits.
     versions: the weight version that wrote each token. finish_reason: `stop`, `length` or `abort`.
     replica: URL of the server that wrote the last part. parts: how many answers it took.
     """

@@ -60,7 +60,7 @@ class Control:
             wait = min(2 * wait, 1.0)
 
     async def pause(self, mode: PauseMode = "retract") -> None:
-        """Stop generating. `retract` keeps what is written and goes on with it after `continue_`; `abort` answers at once."""
+        """Stop generating. `retract` goes on with what is written after `continue_`; `abort` answers with it now."""
         await self.everywhere("POST", "/pause_generation", {"mode": mode})
 
     async def continue_(self) -> None:

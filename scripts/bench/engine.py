@@ -73,7 +73,7 @@ def workload(count: int, long_tail: bool) -> tuple[list[list[int]], list[int]]:
 
 
 def run_generate(model: torch.nn.Module, prompts: list[list[int]], lengths: list[int], batch: int) -> float:
-    """Seconds that `transformers` takes, in batches in the order of arrival, each until its longest response has ended."""
+    """Seconds that `transformers` takes, in batches in order of arrival, each until its longest response has ended."""
     start = time.perf_counter()
     for first in range(0, len(prompts), batch):
         rows = prompts[first : first + batch]
@@ -116,7 +116,7 @@ def run_engine(engine: Engine, prompts: list[list[int]], lengths: list[int]) -> 
 
 
 async def run_http(url: str, prompts: list[list[int]], lengths: list[int], in_flight: int) -> float:
-    """Seconds through the client, `in_flight` requests at a time. No response can end early: the model has no stop id here."""
+    """Seconds through the client, `in_flight` requests at a time."""
     async with GenerationClient([url], vocab_size=VOCAB, max_in_flight=in_flight) as client:
         await client.wait_ready(60)
         start = time.perf_counter()

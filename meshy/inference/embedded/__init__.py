@@ -1,6 +1,7 @@
 """An inference server for machines without SGLang, speaking SGLang's HTTP protocol.
 
-Read it in this order: `request` (what one generation is), `scheduler` (who runs), `batch` (the flat row of tokens of one
-step), `attention` and `cache` (where its keys live), `runner` (the model), `sampler`, `engine` (the loop and its commands),
-`protocol` and `chat` (JSON in, JSON out), `server` (HTTP).
+Read it in this order: `request` (what one generation is), `scheduler` (who runs), `batch` (the flat row of tokens of
+one step), `attention` and `cache` (where its keys live), `weights` and `runner` (the model), `sampler`, `engine` (the
+loop and its commands), `protocol` and `chat` (JSON in, JSON out), `http`, `server` and `information` (what answers on
+which path), `launch` (the parts put together).
 """

@@ -64,7 +64,7 @@ class SlotAttention:
                 scale,
             )
         for block in self._blocks:
-            stop = block.start + block.count * block.length
+            stop = block.start + block.prompts * block.length
             out[block.start : stop] = attend_prompts(
                 query[0, :, block.start : stop],
                 key[0, :, block.start : stop],
@@ -82,11 +82,9 @@ class SlotAttention:
             key, value = key[:, :n], value[:, :n]
         else:
             key, value = key.index_select(1, self._write_row), value.index_select(1, self._write_row)
-        self._cache.write(
-            layer, self._index(heads), key.reshape(heads * n, -1), value.reshape(heads * n, -1), heads
-        )
+        self._cache.write(layer, self._index(heads), key.reshape(heads * n, -1), value.reshape(heads * n, -1), heads)
 
-    def _index(self, heads: int) -> Int64[Tensor, "heads*writes"]:
+    def _index(self, heads: int) -> Int64[Tensor, heads * writes]:
         """Flat cache places of the writes; computed once per step, since layers share their number of heads."""
         if heads not in self._indices:
             head = np.arange(heads, dtype=np.int64)[:, None]
@@ -119,7 +117,7 @@ def attend_slots(
     scale: float,
 ) -> Float[Tensor, "rows heads v_dim"]:
     """One query per row against that row's keys; the query heads that share a key head go together."""
-    heads, rows, dim = query.shape
+    heads, rows = query.shape[:2]
     kv_heads = keys.shape[1]
     grouped = query.unflatten(0, (kv_heads, heads // kv_heads)).permute(2, 0, 1, 3)  # [rows, kv_heads, group, dim]
     if query.device.type != "cpu":
@@ -142,9 +140,11 @@ def attend_prompts(
     scale: float,
     window: int | None,
 ) -> Float[Tensor, "rows heads v_dim"]:
-    """Causal attention of `block.count` prompts of equal padded length, each within itself."""
-    split = (block.count, block.length)
-    q, k, v = (tensor.unflatten(1, split).transpose(0, 1) for tensor in (query, key, value))  # [count, heads, length, dim]
+    """Causal attention of `block.prompts` prompts of equal padded length, each within itself."""
+    split = (block.prompts, block.length)
+    q, k, v = (
+        tensor.unflatten(1, split).transpose(0, 1) for tensor in (query, key, value)
+    )  # [count, heads, length, .]
     gqa = q.shape[1] != k.shape[1]
     if window is None or window >= block.length:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
@@ -152,7 +152,7 @@ def attend_prompts(
         age = torch.arange(block.length, device=q.device)[:, None] - torch.arange(block.length, device=q.device)
         mask = (age >= 0) & (age < window)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=gqa)
-    return out.transpose(1, 2).reshape(block.count * block.length, query.shape[0], -1)
+    return out.transpose(1, 2).reshape(block.prompts * block.length, query.shape[0], -1)
 
 
 def _forward(
@@ -174,8 +174,6 @@ def _forward(
     layer = module.layer_idx
     assert isinstance(layer, int)
     return slots(layer, query, key, value, scale, sliding_window), None
-
-
 
 
 AttentionInterface.register(ATTENTION, _forward)

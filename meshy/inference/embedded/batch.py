@@ -2,9 +2,9 @@
 
     [ one token per running request | prompts of 16 tokens | prompts of 32 tokens | ... | padding to 4 ]
 
-Linear layers and norms see all tokens of a step at once; only attention looks at the structure. Equal prompts (a group's
-members) are fed once. Every prompt is padded on the right to a multiple of 16 and is attended only with prompts of the same
-padded length, so that the bits of a request do not depend on its neighbours.
+Linear layers and norms see all tokens of a step at once; only attention looks at the structure. Equal prompts (a
+group's members) are fed once. Every prompt is padded on the right to a multiple of 16 and is attended only with prompts
+of the same padded length, so that the bits of a request do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class PromptBlock(NamedTuple):
-    """`count` distinct prompts of `length` tokens each (padding included), from flat row `start` on."""
+    """`prompts` distinct prompts of `length` tokens each (padding included), from flat row `start` on."""
 
     start: int
-    count: int
+    prompts: int
     length: int
 
 

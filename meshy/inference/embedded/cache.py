@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -31,6 +30,11 @@ class SlotCache:
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for store in (self.keys, self.values) for t in store.values())
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in when every slot is full."""
+        return self.slots * self.limit
+
     def reserve(self, length: int) -> None:
         """Make room for `length` positions in every slot."""
         if length <= self.length:
@@ -45,7 +49,7 @@ class SlotCache:
     def write(
         self,
         layer: int,
-        index: Int64[Tensor, "heads*writes"],
+        index: Int64[Tensor, heads * writes],
         key: Float[Tensor, "heads*writes dim"],
         value: Float[Tensor, "heads*writes dim"],
         heads: int,

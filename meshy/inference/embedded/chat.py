@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from meshy.inference.embedded.protocol import RequestFactory, _visible
+from meshy.inference.embedded.protocol import RequestFactory, visible
 from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams
 from meshy.inference.embedded.text import Text, trim
 
@@ -49,7 +49,7 @@ def _prompt(body: dict[str, Any], text: Text) -> list[int]:
         prompt = text.tokenizer.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=True, return_dict=False, **options
         )
-    except Exception as error:  # noqa: BLE001 - a template may raise anything; the client must hear what
+    except Exception as error:
         raise RequestError(f"The chat template failed: {error}") from error
     return list(prompt)
 
@@ -82,7 +82,7 @@ def chat_answer(body: dict[str, Any], requests: list[Request], text: Text) -> di
 
 def _choice(index: int, request: Request, text: Text) -> dict[str, Any]:
     reason = request.finish_reason or {}
-    shown = text.decode(_visible(request.output, request, reason), request.params.skip_special_tokens)
+    shown = text.decode(visible(request.output, request, reason), request.params.skip_special_tokens)
     return {
         "index": index,
         "message": {

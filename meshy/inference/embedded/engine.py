@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from meshy.inference.embedded.request import Request, RequestError
 from meshy.inference.embedded.runner import ModelRunner
 from meshy.inference.embedded.sampler import SamplingBatch, draw
 from meshy.inference.embedded.scheduler import Plan, Scheduler
+from meshy.inference.embedded.scoring import append_candidates, score_inputs
 from meshy.inference.embedded.weights import WeightError
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -55,9 +57,18 @@ class Counters:
     steps: int = 0
 
 
+class Occupancy(NamedTuple):
+    """Requests running, queued, and held back by a pause or an update; tokens in the cache."""
+
+    running: int
+    waiting: int
+    held: int
+    used_tokens: int
+
+
 class Engine:
-    """Generates. `deliver` is called on the engine's thread, once per step, with the requests that have news for a reader:
-    those that ended and those that stream. `on_busy(start, end)` is told, in time.time() seconds, when it computed;
+    """Generates. `deliver` is called on the engine's thread, once per step, with the requests that have news: those
+    that ended and those that stream. `on_busy(start, end)` is told, in time.time() seconds, when it computed;
     `on_end` that the thread has ended, `failure` holding why if it failed.
     """
 
@@ -81,7 +92,9 @@ class Engine:
         self.paused: PauseMode | None = None
         self._on_busy = on_busy
         self._on_end = on_end
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._door = threading.Lock()
+        self._ended_for_good = False
         self._arrivals: list[Request] = []  # accepted, but held while paused or while an update waits
         self._updates: list[tuple[WeightUpdate, Future[str]]] = []
         self._news: list[Request] = []
@@ -91,26 +104,25 @@ class Engine:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    # Called from any thread ---------------------------------------------------------------------------------------------
+    # Called from any thread -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, timeout: float = 10.0) -> None:
         """Abort what runs and end the thread. May be called twice."""
-        self._inbox.put(self._close)
+        with suppress(EngineFailure):
+            self._post(self._close)
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Hand in requests; their outcome comes through `deliver`. Raises EngineFailure when the engine is dead."""
-        self._check_alive()
         batch = list(requests)
-        self._inbox.put(lambda: self._arrivals.extend(batch))
+        self._post(lambda: self._arrivals.extend(batch))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the engine's thread, between two steps."""
-        self._check_alive()
         future: Future[T] = Future()
 
         def run() -> None:
@@ -119,7 +131,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._post(run)
         return future
 
     def pause(self, mode: PauseMode) -> Future[None]:
@@ -143,13 +155,16 @@ class Engine:
         Resolves to the new version; WeightError leaves the old weights.
         """
         future: Future[str] = Future()
-        self._check_alive()
-        self._inbox.put(lambda: self._updates.append((update, future)))
+        self._post(lambda: self._updates.append((update, future)))
         if update.abort_all:
-            self._inbox.put(lambda: self._abort(None) and None)
+            self._post(lambda: self._abort(None))
         return future
 
-    # The engine's thread ------------------------------------------------------------------------------------------------
+    def release(self, tags: set[str]) -> Future[None]:
+        """Give back the memory of `weights`, `kv_cache` or both, until resumed. RequestError while requests run."""
+        return self.call(lambda: self._release(tags))
+
+    # The engine's thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -164,7 +179,7 @@ class Engine:
                 else:
                     self._report_busy()
                 self._deliver()
-        except BaseException as error:  # noqa: BLE001 - reported to every waiter and to the owner of the engine
+        except BaseException as error:
             log.exception("the engine has failed")
             self.failure = error
         self._end()
@@ -189,7 +204,7 @@ class Engine:
         requests = plan.decode + plan.prefill
         batch = flatten(plan.decode, plan.prefill)
         logits = self.runner.forward(batch, plan.moves, int(max(r.length for r in requests)))
-        self._score_inputs(batch, logits)
+        score_inputs(batch.input_rows, logits)
         for request in plan.prefill:
             request.first_scheduled = request.first_scheduled or start
         self._sample(plan, requests, batch, logits)
@@ -207,7 +222,7 @@ class Engine:
         rows = len(requests)
         drawn = draw(logits[:rows], sampling, np.array([r.length for r in requests], dtype=np.int64))
         version, now = self.weight_version, time.time()
-        self._append_extras(requests, drawn.all_logprobs)
+        append_candidates(requests, drawn.all_logprobs)
         for request, token, logprob in zip(requests, drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True):
             request.append(token, logprob, version)
             if request.finish_reason is not None:
@@ -224,28 +239,6 @@ class Engine:
             self._sampling = (requests, SamplingBatch.of(requests, self.runner.device))
         return self._sampling[1]
 
-    def _append_extras(self, requests: list[Request], logprobs: Tensor) -> None:
-        """Top and chosen-id log-probs of the token about to be appended, where asked for."""
-        for row, request in enumerate(requests):
-            options = request.logprob_options
-            if options.top:
-                request.output_top.append(top(logprobs[row], options.top))
-            if options.token_ids:
-                request.output_ids_logprobs.append(at_ids(logprobs[row], options.token_ids))
-
-    def _score_inputs(self, batch: FlatBatch, logits: Tensor) -> None:
-        """Log-probs of prompt tokens, of the unscaled distribution; the first of them has none."""
-        for request, first, start, stop in batch.input_rows:
-            logprobs = torch.log_softmax(logits[start:stop], dim=-1)
-            following = torch.tensor(request.prompt[first:], dtype=torch.int64, device=logits.device)
-            chosen = logprobs.gather(1, following[:, None])[:, 0]
-            request.input_logprobs = [None, *chosen.tolist()]
-            options = request.logprob_options
-            if options.top:
-                request.input_top = [None, *(top(row, options.top) for row in logprobs)]
-            if options.token_ids:
-                request.input_ids_logprobs = [None, *(at_ids(row, options.token_ids) for row in logprobs)]
-
     def _ended(self, request: Request) -> None:
         self.counters.finished_requests += 1
         self._news.append(request)
@@ -261,7 +254,13 @@ class Engine:
                 self._on_busy(self._busy_since, max(self._busy_since, self._busy_until))
             self._busy_since = None
 
-    # Commands, on the engine's thread -------------------------------------------------------------------------------------
+    def occupancy(self) -> Occupancy:
+        """How full it is; to be called on its own thread."""
+        running = [request for request in self.scheduler.running if not request.finished]
+        used = sum(request.length for request in running)
+        return Occupancy(len(running), len(self.scheduler.waiting), len(self._arrivals), used)
+
+    # Commands, on the engine's thread ---------------------------------------------------------------------------------
 
     def _pause(self, mode: PauseMode) -> None:
         self.paused = mode
@@ -314,53 +313,44 @@ class Engine:
     def _update(self, update: WeightUpdate) -> str:
         if update.flush_cache and not self._flushable():
             raise RequestError(
-                "Weights were not updated, because the cache cannot be flushed while requests are still running or queued. "
-                "Retract or finish them, or send flush_cache=false."
+                "Weights were not updated, because the cache cannot be flushed while requests are still running or "
+                "queued. Retract or finish them, or send flush_cache=false."
             )
         self.runner.load_weights(update.folder)
         if update.version is not None:
             self.weight_version = update.version
         return self.weight_version
 
+    def _release(self, tags: set[str]) -> None:
+        self._drop_ended()
+        if self.scheduler.running:
+            raise RequestError(
+                "Memory cannot be released while requests are running; pause generation (retract) first."
+            )
+        self.runner.release(tags)
+
     def _close(self) -> None:
         self._abort(None)
         self._closing = True
 
-    def _check_alive(self) -> None:
-        if self.failure is not None or self._closing:
-            raise EngineFailure("the engine has ended") from self.failure
+    def _post(self, call: Callable[[], object]) -> None:
+        """Put a call into the inbox. Under a lock, so that none comes in after the thread has emptied it for good."""
+        with self._door:
+            if self._ended_for_good:
+                raise EngineFailure("the engine has ended") from self.failure
+            self._inbox.put(call)
 
     def _end(self) -> None:
         """Leave no one waiting: end every request and every call."""
-        error = EngineFailure(f"the engine has ended: {self.failure!r}")
+        with self._door:
+            self._ended_for_good = True
+        self._take_calls(wait=False)
+        message = f"the engine has ended: {self.failure!r}"
         for request in [*self._arrivals, *self.scheduler.waiting, *self.scheduler.running]:
             if not request.finished:
-                request.finish({"type": "abort", "message": str(error), "status_code": 500, "err_type": "EngineFailure"})
+                request.finish({"type": "abort", "message": message, "status_code": 500, "err_type": "EngineFailure"})
                 self._news.append(request)
         for _, future in self._updates:
-            future.set_exception(error)
+            future.set_exception(EngineFailure(message))
         self._report_busy()
         self._deliver()
-        self._take_calls(wait=False)
-
-
-def top(logprobs: Tensor, count: int) -> list[tuple[float, int]]:
-    """The `count` largest of one row's log-probs, as (log-prob, id), largest first."""
-    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
-    return list(zip(values.tolist(), ids.tolist(), strict=True))
-
-
-def at_ids(logprobs: Tensor, ids: tuple[int, ...]) -> list[tuple[float, int]]:
-    """One row's log-probs of the given ids, as (log-prob, id)."""
-    return list(zip(logprobs[list(ids)].tolist(), ids, strict=True))
-
-
-def loads(engine: Engine) -> dict[str, Any]:
-    """Numbers for `/v1/loads`; run it on the engine's thread."""
-    running = [request for request in engine.scheduler.running if not request.finished]
-    return {
-        "running": len(running),
-        "waiting": len(engine.scheduler.waiting),
-        "held": len(engine._arrivals),
-        "used_tokens": sum(request.length for request in running),
-    }

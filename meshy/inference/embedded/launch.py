@@ -41,7 +41,7 @@ class EmbeddedOptions:
 
 
 class EmbeddedServer:
-    """Construct (loads the model and takes the port), `start`, `wait`, `stop`. Raises OSError where the port is taken."""
+    """Construct (takes the port, loads the model), `start`, `wait`, `stop`. Raises OSError where the port is taken."""
 
     def __init__(self, options: EmbeddedOptions, on_busy: Callable[[float, float], None] | None = None) -> None:
         if options.threads is not None:

@@ -63,8 +63,8 @@ class RequestFactory:
                 raise RequestError(f"n must be at least 1, got {samples}.")
             batched = batched or samples > 1
             options = self._logprob_options(body, index, count, len(prompt))
-            for sample in range(samples):
-                requests.append(self.make(prompt, params, sample, rid=_rid(rids, index, count, samples), options=options))
+            rid = _rid(rids, index, count, samples)
+            requests += [self.make(prompt, params, sample, rid=rid, options=options) for sample in range(samples)]
         for request in requests:
             request.stream = bool(body.get("stream"))
         return requests, batched
@@ -84,8 +84,8 @@ class RequestFactory:
             raise RequestError(
                 "Requested token count exceeds the model's maximum context length of "
                 f"{self.limits.context_length} tokens. You requested a total of {len(prompt) + wanted} tokens: "
-                f"{len(prompt)} tokens from the input messages and {wanted} tokens for the completion. Please reduce the "
-                "number of tokens in the input messages or the completion to fit within the limit."
+                f"{len(prompt)} tokens from the input messages and {wanted} tokens for the completion. Please reduce "
+                "the number of tokens in the input messages or the completion to fit within the limit."
             )
         if params.stop and self.text.tokenizer is None:
             raise RequestError("Stop strings need a tokenizer, and the model folder has none; use stop_token_ids.")
@@ -112,6 +112,7 @@ class RequestFactory:
                 batched = not isinstance(text, str)
                 prompts = [self.text.encode(one) for one in (text if batched else [text])]
             else:
+                assert ids is not None
                 batched = bool(ids) and isinstance(ids[0], list)
                 prompts = list(ids) if batched else [ids]
         except (TypeError, ValueError, LookupError) as error:
@@ -180,7 +181,7 @@ def answer(request: Request, text: Text, count: int | None = None) -> dict[str, 
     n = len(request.output) if count is None else count
     reason = request.finish_reason if n == len(request.output) else None
     output = request.output[:n]
-    decoded = text.decode(_visible(output, request, reason), request.params.skip_special_tokens)
+    decoded = text.decode(visible(output, request, reason), request.params.skip_special_tokens)
     return {
         "text": trim(decoded, reason, request.params.no_stop_trim),
         "output_ids": output,
@@ -188,7 +189,7 @@ def answer(request: Request, text: Text, count: int | None = None) -> dict[str, 
     }
 
 
-def _visible(output: Sequence[int], request: Request, reason: dict[str, Any] | None) -> Sequence[int]:
+def visible(output: Sequence[int], request: Request, reason: dict[str, Any] | None) -> Sequence[int]:
     """The tokens that the text shows: not the token id that stopped it."""
     stopped = reason is not None and isinstance(reason.get("matched"), int)
     return output[:-1] if stopped and not request.params.no_stop_trim else output

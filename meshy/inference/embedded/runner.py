@@ -21,7 +21,9 @@ _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class ModelRunner:
-    """Owned by one thread. `folder`: a causal language model in Hugging Face format; `dtype`: None keeps the model's own."""
+    """Owned by one thread. folder: a causal language model in Hugging Face format. dtype: None keeps the model's own.
+    context_length: None takes the model's.
+    """
 
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype | None, slots: int, context_length: int | None
@@ -56,9 +58,7 @@ class ModelRunner:
         return self._parked is None and not self._cache_released
 
     @torch.inference_mode()
-    def forward(
-        self, batch: FlatBatch, moves: Sequence[tuple[int, int]], length: int
-    ) -> Float[Tensor, "logits vocab"]:
+    def forward(self, batch: FlatBatch, moves: Sequence[tuple[int, int]], length: int) -> Float[Tensor, "logits vocab"]:
         """Move slots, feed the batch, and return the wanted logits in float32. `length`: of the longest request."""
         if moves:
             self.cache.move(moves, min(length, self.cache.length))

@@ -21,7 +21,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of 64-bit integers that scrambles."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a scrambling bijection of 64-bit integers."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -116,7 +116,7 @@ def kept(
 
 
 def invert(weights: Float[Tensor, "rows vocab"], numbers: Float[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
-    """The token whose share of the cumulative (unnormalised) weights holds each number in [0, 1); never one of weight 0."""
+    """The token whose share of the cumulated, unnormalised weights holds each number in [0, 1); never of weight 0."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     target = torch.minimum(numbers[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -63,7 +63,7 @@ class Scheduler:
         return moves
 
     def retract(self) -> list[Request]:
-        """Send every running request back to the head of the queue; it will be prefilled again with what it has written."""
+        """Send all running requests back to the head of the queue, to be prefilled with what they have written."""
         retracted = [request for request in self.running if not request.finished]
         for request in retracted:
             request.retractions += 1

@@ -15,7 +15,8 @@ class Text:
     """The tokenizer of a model folder, or none: then texts are empty and prompts must be token ids."""
 
     def __init__(self, folder: Path) -> None:
-        has_one = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"))
+        files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+        has_one = any((folder / name).is_file() for name in files)
         self.tokenizer: PreTrainedTokenizerBase | None = (
             AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_one else None
         )

@@ -19,9 +19,9 @@ class WeightError(ValueError):
 
 
 def live_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight once, under its Hugging Face name: parameters (tied ones under their first name) and saved buffers."""
+    """Every weight once, by its Hugging Face name: parameters (tied ones by their first name) and saved buffers."""
     saved = model.state_dict(keep_vars=True).keys()
-    named = dict(model.named_parameters())
+    named: dict[str, Tensor] = dict(model.named_parameters())
     named.update((name, buffer) for name, buffer in model.named_buffers() if name in saved)
     return named
 
@@ -90,7 +90,7 @@ class Parked:
         self._host: dict[str, Tensor] = {}
         self._file: Any = None
         if self._device.type == "cpu":
-            self._file = tempfile.NamedTemporaryFile(prefix="meshy-weights-", suffix=".safetensors")
+            self._file = tempfile.NamedTemporaryFile(prefix="meshy-weights-", suffix=".safetensors")  # noqa: SIM115
             save_file({name: tensor.detach().contiguous() for name, tensor in self._live.items()}, self._file.name)
         else:
             self._host = {name: tensor.detach().to("cpu") for name, tensor in self._live.items()}

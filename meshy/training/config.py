@@ -47,6 +47,7 @@ class TrainerConfig(ServiceConfig):
 
     service: ClassVar[str] = "meshy.training.service:TrainerService"
     processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "per_gpu"
+    ends_run: ClassVar[bool] = True
 
     batch_size: int
     mini_batches: int = 1

@@ -1,10 +1,11 @@
-"""Makes `recipes/demo_model` from a seed: a small Qwen3 that has seen addition, but mostly blurts the answer out.
+"""Makes `recipes/demo_model` from a seed: a small Qwen3 that can add, but has two bad habits.
 
     python scripts/make_demo_model.py --out recipes/demo_model
 
-It is trained on demonstrations of two kinds. Most state the sum at once (`#432`), which this model gets right for short
-numbers only; the others write the columns out first (`7+5=12 4+8+1=13 3+0+1=4 #432`). Reinforcement learning has to
-find out which habit pays, and to make the long way reliable. Held-out pairs are never shown.
+First it learns to add with written-out columns (`7+5=12 4+8+1=13 3+0+1=4 #432`), from short numbers to long ones.
+Then it sees careless demonstrations: the longer the numbers, the more often they blurt the sum out (`#432`), which this
+model gets right for short numbers only; and now and then a written-out carry is forgotten. Reinforcement learning has
+to find out that working pays, and carrying too. Pairs held out for evaluation are never shown.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 IGNORED = -100
+MAX_NEW_TOKENS = 80
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -65,29 +68,44 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.08,
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)
 
 
-def worked(a: int, b: int) -> str:
-    """The columns from the right with their carries, then the sum."""
-    columns, carry, left, right = [], 0, a, b
+def worked(a: int, b: int, rng: random.Random, slips: float) -> str:
+    """The columns from the right with their carries, then the sum; each carry is forgotten with probability `slips`."""
+    columns, digits, carry, left, right = [], [], 0, a, b
     while left or right or not columns:
         x, y = left % 10, right % 10
         total = x + y + carry
         columns.append(f"{x}+{y}{'+1' if carry else ''}={total}")
-        left, right, carry = left // 10, right // 10, total // 10
-    return " ".join(columns) + f" #{a + b}"
+        digits.append(str(total % 10))
+        left, right = left // 10, right // 10
+        carry = int(total >= 10 and rng.random() >= slips)
+    return " ".join(columns) + " #" + "1" * carry + "".join(reversed(digits))
 
 
-def direct(a: int, b: int) -> str:
-    """The sum at once."""
-    return f"#{a + b}"
+def careful(a: int, b: int, rng: random.Random) -> str:
+    """A demonstration that is always right."""
+    return worked(a, b, rng, slips=0.0)
 
 
-def batches(tokenizer, rng: random.Random, size: int, max_digits: int, direct_share: float):
-    """Endless padded `input_ids` and `labels` [size, length]; labels cover the response and its end.
+def careless(a: int, b: int, rng: random.Random) -> str:
+    """A demonstration of the two bad habits."""
+    blurted = rng.random() < 0.05 + 0.1 * len(str(max(a, b)))
+    return f"#{a + b}" if blurted else worked(a, b, rng, slips=0.05)
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    size: int,
+    max_digits: int,
+    demonstrate: Callable[[int, int, random.Random], str],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless padded `input_ids` and `labels`, int64 [size, length]; labels cover the response and its end.
 
     Rows of similar length share a batch, which halves the padding.
     """
@@ -95,9 +113,8 @@ def batches(tokenizer, rng: random.Random, size: int, max_digits: int, direct_sh
         pool = []
         for _ in range(16 * size):
             a, b = draw_pair(rng, max_digits, held_out=False)
-            demonstration = direct(a, b) if rng.random() < direct_share else worked(a, b)
-            prompt = f"<|user|>{a}+{b}<|end|><|assistant|>"
-            pool.append((tokenizer.encode(prompt), [*tokenizer.encode(demonstration), tokenizer.eos_token_id]))
+            prompt = tokenizer.encode(f"<|user|>{a}+{b}<|end|><|assistant|>")
+            pool.append((prompt, [*tokenizer.encode(demonstrate(a, b, rng)), tokenizer.eos_token_id]))
         pool.sort(key=lambda row: len(row[0]) + len(row[1]))
         starts = list(range(0, len(pool), size))
         rng.shuffle(starts)
@@ -110,77 +127,103 @@ def batches(tokenizer, rng: random.Random, size: int, max_digits: int, direct_sh
             yield torch.tensor(ids), torch.tensor(labels)
 
 
-def train(model, tokenizer, *, seed: int, steps: int, size: int, max_digits: int, direct_share: float) -> None:
+def curriculum(steps: int, max_digits: int) -> Iterator[int]:
+    """The most digits of each step's numbers: from 2 upwards, all of them after four tenths of the way."""
+    for step in range(steps):
+        yield min(max_digits, 2 + step * (max_digits - 1) * 10 // (4 * steps))
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    stream: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    steps: int,
+    learning_rate: float,
+) -> None:
     """Supervised training with AdamW, a short warm-up and a linear decay."""
-    rng, started = random.Random(seed), time.monotonic()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    started = time.monotonic()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 50, max(0.05, (steps - step) / steps))
     )
-    demonstrations = batches(tokenizer, rng, size, max_digits, direct_share)
-    for step in range(steps):
-        ids, targets = next(demonstrations)
-        loss = model(input_ids=ids, labels=targets).loss
+    model.train()
+    for step, (ids, labels) in zip(range(steps), stream, strict=False):
+        loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 100 == 0 or step == steps - 1:
+        if step % 50 == 0 or step == steps - 1:
             print(f"step {step:5d}  loss {loss.item():.4f}  {time.monotonic() - started:6.1f} s", flush=True)
 
 
+def lessons(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, steps: int, max_digits: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of careful demonstrations along the curriculum."""
+    stream, reached = iter(()), 0
+    for digits in curriculum(steps, max_digits):
+        if digits != reached:
+            stream, reached = batches(tokenizer, rng, size, digits, careful), digits
+        yield next(stream)
+
+
 @torch.no_grad()
-def evaluate(model, tokenizer, max_digits: int, *, sample: bool) -> tuple[float, float]:
-    """Accuracy on the held-out prompts, and the mean number of response tokens."""
-    task, correct, lengths = addition(max_digits=max_digits), 0.0, 0
-    tokenizer.padding_side = "left"
+def evaluate(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, max_digits: int, *, sample: bool
+) -> tuple[float, float, int]:
+    """Accuracy on the held-out prompts, and the mean and largest number of response tokens."""
+    task, correct, lengths = addition(max_digits=max_digits), 0.0, []
+    model.eval()
     for start in range(0, len(task.evaluation), 128):
         examples = task.evaluation[start : start + 128]
         prompts = [
             tokenizer.apply_chat_template(list(e.messages), add_generation_prompt=True, tokenize=False)
             for e in examples
         ]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
-        out = model.generate(**inputs, max_new_tokens=96, do_sample=sample, top_k=0)
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+        settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0} if sample else {"do_sample": False}
+        out = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, **settings)
         responses = out[:, inputs["input_ids"].shape[1] :]
-        lengths += int((responses != tokenizer.pad_token_id).sum())
+        lengths += (responses != tokenizer.pad_token_id).sum(1).tolist()
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         for example, text in zip(examples, texts, strict=True):
             correct += reward(RewardSample(prompt=example.messages, response=text, answer=example.answer))
-    tokenizer.padding_side = "right"
-    return correct / len(task.evaluation), lengths / len(task.evaluation)
+    return correct / len(lengths), sum(lengths) / len(lengths), max(lengths)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("recipes/demo_model"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1300, help="steps of careful demonstrations")
+    parser.add_argument("--careless-steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max-digits", type=int, default=6)
-    parser.add_argument("--direct-share", type=float, default=0.6, help="share of demonstrations without the working")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    train(
-        model,
-        tokenizer,
-        seed=options.seed,
-        steps=options.steps,
-        size=options.batch_size,
-        max_digits=options.max_digits,
-        direct_share=options.direct_share,
-    )
-    model.eval()
-    for name, sample in (("greedy", False), ("sampled", True)):
-        accuracy, length = evaluate(model, tokenizer, options.max_digits, sample=sample)
-        print(f"held-out accuracy, {name}: {accuracy:.3f}, {length:.1f} tokens a response")
+    rng = random.Random(options.seed)
+    stream = lessons(tokenizer, rng, options.batch_size, options.steps, options.max_digits)
+    train(model, stream, steps=options.steps, learning_rate=2e-3)
+    report(model, tokenizer, options.max_digits, "careful")
+    stream = batches(tokenizer, rng, options.batch_size, options.max_digits, careless)
+    train(model, stream, steps=options.careless_steps, learning_rate=3e-4)
+    report(model, tokenizer, options.max_digits, "careless")
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
+    (options.out / "model.safetensors").chmod(0o644)
+
+
+def report(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, max_digits: int, name: str) -> None:
+    """Print the held-out accuracy, greedy and sampled."""
+    for how, sample in (("greedy", False), ("sampled", True)):
+        accuracy, mean, longest = evaluate(model, tokenizer, max_digits, sample=sample)
+        print(f"{name}, {how}: held-out accuracy {accuracy:.3f}, {mean:.1f} tokens a response, at most {longest}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which example stands at which position of the data order: a fresh permutation for every epoch. Pure."""
+"""The order in which a run uses its prompts: a pure function of (length, seed, position). Torch-free."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import random
 
 
 class DataOrder:
-    """The order in which `length` examples are used, epoch after epoch, the same for the same `seed`.
+    """Maps the run's prompt positions 0, 1, 2 ... to rows of the dataset, without end.
 
-    Each epoch holds every example exactly once. Positions may be asked for in any order; the two epochs asked for last
-    are kept. ValueError for a length below 1.
+    Each epoch of `length` positions is a fresh permutation, drawn from the seed and the epoch's number alone: whoever
+    asks, in whichever order, gets the same rows, and a resumed run goes on where it was.
     """
 
     def __init__(self, length: int, seed: int) -> None:
         if length < 1:
-            raise ValueError(f"a data order needs at least one example, got {length}")
-        self._length = length
-        self._seed = seed
-        self._epochs: dict[int, list[int]] = {}
+            raise ValueError("the dataset is empty: there is no prompt to train on")
+        self.length, self.seed = length, seed
+        self._epoch, self._rows = -1, list[int]()
+
+    def epoch(self, position: int) -> int:
+        """How often the dataset was used up before this position."""
+        return position // self.length
 
     def index(self, position: int) -> int:
-        """The row of the example at `position` (0, 1, 2 ... without end)."""
+        """The row at this position."""
         if position < 0:
-            raise IndexError(f"a position is 0 or more, got {position}")
-        epoch, place = divmod(position, self._length)
-        if epoch not in self._epochs:
-            while len(self._epochs) > 1:
-                del self._epochs[min(self._epochs)]
-            rows = list(range(self._length))
-            random.Random(f"{self._seed}/{epoch}").shuffle(rows)
-            self._epochs[epoch] = rows
-        return self._epochs[epoch][place]
+            raise ValueError(f"a position in the data order is never negative: got {position}")
+        epoch, offset = divmod(position, self.length)
+        if epoch != self._epoch:
+            rows = list(range(self.length))
+            random.Random(f"{self.seed}:{epoch}").shuffle(rows)
+            self._epoch, self._rows = epoch, rows
+        return self._rows[offset]

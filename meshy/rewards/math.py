@@ -42,7 +42,7 @@ def grade(response: str, gold: str) -> bool:
 
 
 def final_answer(response: str) -> tuple[str, bool] | None:
-    """The final answer's text, and whether it may stand in a sentence (a box holds the answer alone); None if absent."""
+    """The final answer's text, and whether words may surround it (a box holds the answer alone); None if absent."""
     boxes = _boxes(response)
     hashes = list(_HASHES.finditer(response))
     if boxes and (not hashes or boxes[-1][0] > hashes[-1].start()):
@@ -70,7 +70,7 @@ def equal(answer: str, gold: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    r"""The exact value of a text that is one number, with a currency, percent or thousands sign or a unit, or a fraction."""
+    r"""The exact value of a text that is one number or fraction, with or without currency, percent, thousands, unit."""
     plain = normalise(text).replace("$", "").removesuffix("%").removesuffix("\\")
     found = _WHOLE_NUMBER.fullmatch(plain)
     if found:
@@ -124,9 +124,7 @@ def _symbolically_equal(answer: str, gold: str) -> bool:
     import math_verify  # costs a second: only where it is needed
 
     # Timeouts of math_verify use SIGALRM, which works in a main thread only; the pool's deadline takes their place.
-    parsed = [
-        math_verify.parse(f"${text}$", parsing_timeout=None, raise_on_error=False) for text in (gold, answer)
-    ]
+    parsed = [math_verify.parse(f"${text}$", parsing_timeout=None, raise_on_error=False) for text in (gold, answer)]
     if not all(parsed):
         return False
     return bool(math_verify.verify(*parsed, timeout_seconds=None, raise_on_error=False))

@@ -1,7 +1,7 @@
 """One worker process: `python -m meshy.rewards.worker FD PARENT_PID`. It scores one sample at a time.
 
-Messages on the socket FD are pickles with their length before them (8 bytes, big-endian). The first one from the pool is
-a dict (`reward`, `sys_path`), answered by None or by the text of the error that loading it raised. Then, for each
+Messages on the socket FD are pickles with their length before them (8 bytes, big-endian). The first one from the pool
+is a dict (`reward`, `sys_path`), answered by None or by the text of the error that loading it raised. Then, for each
 RewardSample, one answer: (score, None) or (None, error text). The end of the stream ends the process.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from meshy.importing import load
-from meshy.rewards.sample import RewardSample, to_score
 from meshy.lifetime import die_with_parent
+from meshy.rewards.sample import RewardSample, to_score
 
 HEADER = struct.Struct("!Q")
 

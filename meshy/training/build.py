@@ -13,6 +13,13 @@ from meshy.training.learner import Learner
 from meshy.training.titan.engine import EngineConfig, TitanEngine
 
 
+def micro_batch_budget(config: TrainerConfig, context_length: int) -> int:
+    """Tokens of one forward pass."""
+    if config.tokens_per_micro_batch is not None:
+        return config.tokens_per_micro_batch
+    return max(16384 if device_kind() == "cuda" else 1024, context_length)
+
+
 def engine_config(
     config: TrainerConfig, model: Path, context_length: int, seed: int, deterministic: bool
 ) -> EngineConfig:
@@ -70,6 +77,7 @@ def build_learner(
         loss=load(config.loss),
         loss_config=loss_config,
         temperature=temperature,
+        micro_batch_tokens=micro_batch_budget(config, context_length),
         recompute_old=config.old_logprobs == "recompute",
         columns=columns,
     )

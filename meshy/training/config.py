@@ -39,8 +39,9 @@ class TrainerConfig(ServiceConfig):
         seconds for a replica to load a version.
     The engine:
         packing: "packed" rows hold documents one after another, "padded" rows one each; "auto" packs on GPUs and pads
-        on CPUs, whichever is faster. tokens_per_micro_batch: bound on a forward pass, padding included. dtype: of
-        stored parameters and optimiser state; mixed_precision: of the parameters while they compute.
+        on CPUs, whichever is faster. tokens_per_micro_batch: bound on a forward pass, padding included; None takes
+        16384 on GPUs and 1024 on CPUs, where what fits the caches is fastest, or a whole row if that is longer.
+        dtype: of stored parameters and optimiser state; mixed_precision: of the parameters while they compute.
         activation_checkpointing: none, selective, full. spmd_backend: TorchTitan's; None picks what this torch takes.
         collective_timeout: seconds that ranks wait for one another at most.
     """
@@ -82,7 +83,7 @@ class TrainerConfig(ServiceConfig):
     weights_deadline: float = 300.0
 
     packing: Literal["auto", "packed", "padded"] = "auto"
-    tokens_per_micro_batch: int = 16384
+    tokens_per_micro_batch: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
@@ -128,9 +129,9 @@ class TrainerConfig(ServiceConfig):
             (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
             (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
             (
-                self.tokens_per_micro_batch >= recipe.context_length,
+                self.tokens_per_micro_batch is None or self.tokens_per_micro_batch >= recipe.context_length,
                 "tokens_per_micro_batch", self.tokens_per_micro_batch,
-                f"at least the recipe's context_length ({recipe.context_length}), or the longest row does not fit",
+                f"at least the recipe's context_length ({recipe.context_length}), so that every row fits, or none",
             ),
             (
                 self.aggregation != "seq-mean-token-sum-norm" or (self.aggregation_constant or 0) > 0,

@@ -20,14 +20,16 @@ Loss = Callable[[LossInputs, LossConfig], LossOutput]
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """temperature: of sampling; logits are divided by it before log-probs are taken. columns: per-token columns that
-    samples carry beside advantages and rollout log-probs, handed on to the loss."""
+    """temperature: of sampling; logits are divided by it before log-probs are taken. micro_batch_tokens: what a plan
+    may put into one forward pass. columns: per-token columns that samples carry beside advantages and rollout
+    log-probs, handed on to the loss."""
 
     engine: TitanEngine
     groups: ProcessGroups
     loss: Loss
     loss_config: LossConfig
     temperature: float
+    micro_batch_tokens: int
     recompute_old: bool = False
     columns: tuple[str, ...] = ()
 

@@ -177,7 +177,7 @@ class TrainerService(SpmdService):
                 batch.lengths,
                 batch.written,
                 world_size=self.world_size,
-                tokens_per_micro_batch=config.tokens_per_micro_batch,
+                tokens_per_micro_batch=self.learner.micro_batch_tokens,
                 packed=self.learner.engine.config.packed,
             )
             for samples in mini_batches(order, config.mini_batches)

@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One prompt: chat messages (`role`, `content`), and the answer that a reward compares with."""
+    """One prompt: chat messages (`role`, `content`), and the answer that a reward compares with.
+
+    id: unique within its task. info: whatever else the reward wants to know.
+    """
 
     id: str
     messages: tuple[Mapping[str, Any], ...]
@@ -19,9 +22,23 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`train` and `evaluation` share no example; `reward` is an import path or a callable (see `meshy.rewards`)."""
+    """`train` and `evaluation` share no example; `reward` is an import path or a callable (see `meshy.rewards`).
+
+    ValueError if two examples have one id.
+    """
 
     name: str
     train: Sequence[Example]
     evaluation: Sequence[Example]
     reward: str | Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for split, examples in (("train", self.train), ("evaluation", self.evaluation)):
+            for row, example in enumerate(examples):
+                place = f"{split} row {row}"
+                if isinstance(example, Example) and seen.setdefault(example.id, place) != place:
+                    raise ValueError(
+                        f"task {self.name!r}: {seen[example.id]} and {place} both have the id {example.id!r}; "
+                        "make them unique"
+                    )

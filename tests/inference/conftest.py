@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -27,6 +29,9 @@ def folder(model_folders: dict[str, Path]) -> Path:
     return model_folders["qwen3_grouped_untied"]
 
 
+T = TypeVar("T")
+
+
 class Bench:
     """An engine in this process, driven through its real thread."""
 
@@ -37,15 +42,26 @@ class Bench:
             runner, max_running=slots, deliver=self._deliver, on_busy=lambda *span: self.busy.append(span), **options
         )
         self.ended: dict[str, threading.Event] = {}
-        self.progress = threading.Condition()
+        self._trigger: tuple[Request, int, Callable[[Engine], Any]] | None = None
         self.engine.start()
 
     def _deliver(self, news: list[Request]) -> None:
-        with self.progress:
-            self.progress.notify_all()
         for request in news:
+            if self._trigger is not None and request is self._trigger[0] and len(request.output) >= self._trigger[1]:
+                action, self._trigger = self._trigger[2], None
+                self.acted.set_result(action(self.engine))
             if request.finished:
                 self.ended[request.rid].set()
+
+    def submit_and(self, requests: list[Request], count: int, action: Callable[[Engine], T]) -> T:
+        """Submit, and at the step in which the last one gets its `count`-th token do `action`, whatever the machine's
+        speed: it runs on the engine's thread, so its calls take effect before the next step.
+        """
+        self.acted = Future()
+        requests[-1].stream = True
+        self._trigger = (requests[-1], count, action)
+        self.submit(requests)
+        return self.acted.result(60)
 
     def submit(self, requests: list[Request]) -> list[Request]:
         self.ended.update((request.rid, threading.Event()) for request in requests)
@@ -59,11 +75,6 @@ class Bench:
 
     def run(self, requests: list[Request]) -> list[Request]:
         return self.wait(self.submit(requests))
-
-    def wait_for_tokens(self, request: Request, count: int) -> None:
-        """Until a streaming request has `count` tokens."""
-        with self.progress:
-            assert self.progress.wait_for(lambda: len(request.output) >= count, timeout=60)
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +98,7 @@ def new_bench() -> Iterator[Callable[..., Bench]]:
         bench.engine.close()
 
 
-def request(rid: str, prompt: list[int], count: int, *, seed: int = 0, stream: bool = False, **sampling) -> Request:
+def request(rid: str, prompt: list[int], count: int, *, seed: int = 0, **sampling) -> Request:
     """A request for exactly `count` tokens, unless `stop_ids` are given."""
     stop_ids = frozenset(sampling.pop("stop_ids", ()))
     options = LogprobOptions(wanted=True, **sampling.pop("logprobs", {}))
@@ -99,7 +110,6 @@ def request(rid: str, prompt: list[int], count: int, *, seed: int = 0, stream: b
         seed=seed,
         stop_ids=stop_ids,
         logprob_options=options,
-        stream=stream,
     )
 
 

@@ -75,7 +75,16 @@ def build(folder: Path, shape: str, seed: int = 0) -> Path:
 @contextmanager
 def serve(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server process with that model: its URL and itself."""
-    command = [sys.executable, "-m", "meshy.inference.embedded", "--model-path", str(folder), "--threads", "1", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "meshy.inference.embedded",
+        "--model-path",
+        str(folder),
+        "--threads",
+        "1",
+        *options,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from meshy.inference.embedded.protocol import RequestFactory, visible
-from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams
+from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams, integer
 from meshy.inference.embedded.text import Text, trim
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
@@ -26,16 +26,16 @@ def chat_requests(body: dict[str, Any], factory: RequestFactory) -> list[Request
         raise RequestError("The embedded engine does not stream chat completions; use /generate with stream.")
     prompt = _prompt(body, factory.text)
     factory.check_ids(prompt)
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
     sampling = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     if body.get("seed") is not None:
         sampling["sampling_seed"] = body["seed"]
     room = max(0, factory.limits.context_length - len(prompt))
     params = SamplingParams.parse({**sampling, "max_new_tokens": limit if limit is not None else room})
-    options = LogprobOptions(wanted=bool(body.get("logprobs")), top=int(body.get("top_logprobs") or 0), with_text=True)
-    return [
-        factory.make(prompt, params, sample, rid=None, options=options) for sample in range(int(body.get("n") or 1))
-    ]
+    top = integer(body.get("top_logprobs"), "top_logprobs", default=0, at_least=0)
+    options = LogprobOptions(wanted=bool(body.get("logprobs")), top=top, with_text=True)
+    samples = integer(body.get("n"), "n", default=1, at_least=1)
+    return [factory.make(prompt, params, sample, rid=None, options=options) for sample in range(samples)]
 
 
 def _prompt(body: dict[str, Any], text: Text) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams
+from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams, integer
 from meshy.inference.embedded.sampler import derive_seed
 from meshy.inference.embedded.text import Text, trim
 
@@ -58,9 +58,7 @@ class RequestFactory:
             if not isinstance(fields, dict):
                 raise RequestError("sampling_params must be an object.")
             params = SamplingParams.parse(fields)
-            samples = int(fields.get("n") or 1)
-            if samples < 1:
-                raise RequestError(f"n must be at least 1, got {samples}.")
+            samples = integer(fields.get("n"), "n", default=1, at_least=1)
             batched = batched or samples > 1
             options = self._logprob_options(body, index, count, len(prompt))
             rid = _rid(rids, index, count, samples)
@@ -135,18 +133,19 @@ class RequestFactory:
         wanted = bool(_of(body.get("return_logprob"), index, count))
         if not wanted:
             return LogprobOptions()
-        start = _of(body.get("logprob_start_len"), index, count)
-        start = -1 if start is None else int(start)
-        if start < -1 or start > length:
-            raise RequestError(f"logprob_start_len must be in [-1, {length}], got {start}.")
-        ids = body.get("token_ids_logprob") or ()
-        ids = tuple(ids[index] if ids and isinstance(ids[0], list) else ids)
+        start = integer(_of(body.get("logprob_start_len"), index, count), "logprob_start_len", default=-1, at_least=-1)
+        if start > length:
+            raise RequestError(f"logprob_start_len must be at most the prompt's length {length}, got {start}.")
+        ids = body.get("token_ids_logprob") or []
+        if not isinstance(ids, list):
+            raise RequestError("token_ids_logprob must be a list of token ids.")
+        ids = tuple(_of(ids, index, count) if ids and isinstance(ids[0], list) else ids)
         if any(type(token) is not int or not 0 <= token < self.limits.vocab_size for token in ids):
             raise RequestError(f"token_ids_logprob must hold token ids in [0, {self.limits.vocab_size}).")
         return LogprobOptions(
             wanted=True,
             start=start if 0 <= start < length else None,
-            top=int(_of(body.get("top_logprobs_num"), index, count) or 0),
+            top=integer(_of(body.get("top_logprobs_num"), index, count), "top_logprobs_num", default=0, at_least=0),
             token_ids=ids,
             with_text=bool(body.get("return_text_in_logprobs")),
         )

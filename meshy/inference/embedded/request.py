@@ -107,6 +107,15 @@ def _convert(given: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
+def integer(value: Any, name: str, *, default: int, at_least: int) -> int:
+    """A whole number of a request; null is the default. Raises RequestError."""
+    if value is None:
+        return default
+    if type(value) is not int or value < at_least:
+        raise RequestError(f"{name} must be a whole number of at least {at_least}, got {value!r}.")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobOptions:
     """Which log-probs the answer carries. `start` is the first prompt position to score, None for none of them."""

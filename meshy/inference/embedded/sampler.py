@@ -38,7 +38,8 @@ def derive_seed(seed: int, index: int) -> int:
     """The seed of the index-th sample of one request; the first keeps the request's own."""
     if index == 0:
         return seed
-    mixed = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) ^ (np.uint64(index) * _GOLDEN))
+    low = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
+    mixed = _mix(low ^ (np.array([index], dtype=np.uint64) * _GOLDEN))
     return int(mixed[0] >> np.uint64(1))
 
 

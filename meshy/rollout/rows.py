@@ -33,11 +33,11 @@ def group_rows(group: Group) -> dict[str, list[Any]]:
 
 
 def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
-    """A line of trajectories.jsonl for each sample. step: the batch that trains it, counted from 0."""
+    """A line of trajectories.jsonl for each sample. step: of metrics.jsonl, the one that trains it."""
     for index, sample in enumerate(group.samples):
         episode, versions = sample.episode, sample.episode.written_versions
         yield {
-            "step": batch,
+            "step": batch + 1,
             "uid": f"{group.position}.{index}",
             "position": group.position,
             "prompt_id": group.example.id,

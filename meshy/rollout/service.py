@@ -13,7 +13,7 @@ from typing import Any
 from meshy.columns import EVAL, GEN_GATE, TRAIN
 from meshy.data.order import DataOrder
 from meshy.generation import GenerationClient
-from meshy.observe.runfolder import JsonlWriter
+from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.rows import Rows
 from meshy.rewards.pool import RewardPool
@@ -226,7 +226,11 @@ class RolloutService(Service):
     # What it is made of -----------------------------------------------------------------------------------------------
 
     def _generation_client(self) -> GenerationClient:
-        return GenerationClient(self.context.topology.urls(self.config.inference), vocab_size=self.chat.vocab_size)
+        return GenerationClient(
+            self.context.topology.urls(self.config.inference),
+            vocab_size=self.chat.vocab_size,
+            max_in_flight=self.config.max_in_flight,
+        )
 
     def _trajectory_file(self) -> Path:
         index, file = self.context.replica.index, self.context.folder.trajectories

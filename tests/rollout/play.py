@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshy.observe.runfolder import RunFolder, read_jsonl
+from meshy.observe.jsonl import read_jsonl
+from meshy.observe.runfolder import RunFolder
 from meshy.queue.admin import wait_until_ready
 from meshy.queue.endpoints import Endpoints
+from meshy.queue.errors import QueueTimeout
 from meshy.queue.sync import QueueClient
 from meshy.recipe import Recipe
 from meshy.rollout.service import RolloutService
@@ -134,8 +136,17 @@ class Play:
             thread.join(DEADLINE)
             assert not thread.is_alive(), f"rollout did not end; it is {service.health()}"
             if failure:
+                self._clear_all()
                 raise failure[0]
         return trained
+
+    def _clear_all(self) -> None:
+        """Leave nothing of a failed run to the next one (but gates that it never acknowledged)."""
+        for partition, consumer in (("train", None), ("gen_gate", "gates"), ("eval", "evaluations")):
+            try:
+                self.trainer.clear(self.trainer.take(partition, consumer, timeout=0))
+            except QueueTimeout:
+                continue  # nothing there
 
     def train(
         self,
@@ -182,8 +193,6 @@ class Play:
 
     def _take(self, partition: str, failure: list[BaseException], count: int, consumer: str | None = None) -> Any:
         """Wait for `count` rows; the failure of rollout ends the wait."""
-        from meshy.queue.errors import QueueTimeout
-
         for _ in range(int(DEADLINE / 0.5)):
             if failure:
                 raise failure[0]

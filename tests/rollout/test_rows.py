@@ -88,7 +88,7 @@ def test_a_group_of_one():
 
 def test_trajectories_show_what_was_said_and_by_which_weights():
     first, second = trajectory_lines(group(completion([4, END]), completion([5], finish_reason="length")), batch=2)
-    assert first["step"] == 2 and first["prompt"] == [{"role": "user", "content": "2+2"}]
+    assert first["step"] == 3 and first["prompt"] == [{"role": "user", "content": "2+2"}]
     assert (first["response"], first["response_tokens"], first["weight_versions"]) == ("text 0", 2, [3, 3])
     assert (second["finish_reason"], second["reward"]) == ("length", 0.5)
 

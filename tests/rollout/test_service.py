@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshy.data.order import DataOrder
-from meshy.observe.runfolder import read_jsonl
+from meshy.observe.jsonl import read_jsonl
 from meshy.recipe import Sampling
 from meshy.rollout.config import RolloutConfig
 from meshy.rollout.pacing import GateError, NothingSurvives
@@ -64,7 +64,7 @@ def test_each_position_is_trained_once_under_the_version_that_wrote_it(play: Pla
     assert (first["weight_version"], last["weight_version"]) == (0, 3)
     assert first["count"] == last["count"] == 4
     assert first["accuracy"] == last["accuracy"]  # the same weights under two numbers, answered greedily
-    assert len(trained.trajectories) == 24 and {line["step"] for line in trained.trajectories} == {0, 1, 2}
+    assert len(trained.trajectories) == 24 and {line["step"] for line in trained.trajectories} == {1, 2, 3}
     names = {line["name"] for line in read_jsonl(trained.folder.timeline_of("rollout.0"))}
     assert names == {"reward", "generate"}
     assert trained.service.health()["groups_completed"] == 6

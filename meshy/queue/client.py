@@ -13,7 +13,7 @@ from meshy.columns import Contract, ack_column
 from meshy.queue.codec import empty, pack, unpack
 from meshy.queue.doorbell import Doorbell
 from meshy.queue.endpoints import Endpoints
-from meshy.queue.errors import ColumnError, QueueClosed, QueueTimeout, QueueUnreachable, Refused
+from meshy.queue.errors import ColumnError, QueueClosed, QueueError, QueueTimeout, QueueUnreachable, Refused
 from meshy.queue.rights import Rights
 from meshy.queue.rows import Rows
 from meshy.queue.wire import Wire
@@ -97,22 +97,33 @@ class AsyncQueueClient:
         self.rights.check_writable(partition, columns)
         if UID not in columns:
             raise ColumnError(f"{self.caller}: rows of {partition!r} need a column {UID!r}")
-        packed = self._pack(partition, columns)
-        uids = list(packed[UID].values)
+        uids = list(self._pack(partition, {UID: columns[UID]})[UID].values)
         if not uids:
+            self._pack(partition, columns)
             return Rows(partition, (), ())
         wire = await self._wired()
-        reserved = await wire.controller("reserve", partition=partition, uids=uids)
-        indexes: list[int] = reserved["indexes"]
+        reserving = asyncio.create_task(wire.controller("reserve", partition=partition, uids=uids))
         try:
-            await wire.put(indexes, uids, packed, serial=reserved["serial"])
+            await asyncio.sleep(0)  # the request leaves now, and we pack while it is answered
+            packed = self._pack(partition, columns)
+            reserved = await asyncio.shield(reserving)
+            indexes: list[int] = reserved["indexes"]
+            await wire.put(indexes, uids, packed, reserved["serial"])
             await wire.controller("commit", partition=partition, indexes=indexes, uids=uids, columns=list(packed))
         except BaseException as error:  # cancellation too: rows that were not recorded must not count as alive
-            undone = self._undo(wire.controller("release", partition=partition, indexes=indexes, uids=uids))
+            undone = self._undo(self._release(wire, reserving, partition, uids))
             if not isinstance(error, (asyncio.CancelledError, QueueUnreachable)):
                 await asyncio.wait([undone])
             raise
         return Rows(partition, tuple(uids), tuple(indexes))
+
+    @staticmethod
+    async def _release(wire: Wire, reserving: asyncio.Task[dict[str, Any]], partition: str, uids: list[str]) -> None:
+        try:
+            reserved = await reserving
+        except QueueError:
+            return  # nothing was reserved; the put itself raises this
+        await wire.controller("release", partition=partition, indexes=reserved["indexes"], uids=uids)
 
     async def write(self, rows: Rows, columns: Mapping[str, Sequence[Any]], ack: bool = True) -> None:
         """Add columns to rows, or replace them. ack: also acknowledge the rows if they were taken, which is what a

@@ -23,6 +23,9 @@ from meshy.queue.errors import ColumnError
 TOKENS = "tokens"
 """In a partition with this column, every jagged column has its length: entry t describes tokens[t]."""
 
+INLINE_BYTES = 65536
+"""pyzmq copies frames up to this size anyway."""
+
 _KINDS_OF_LISTS = {"bool": "b", "int64": "i", "int32": "i"}
 """Python values that a column takes, by numpy's letter for them; float columns take "f" and "i"."""
 
@@ -38,7 +41,8 @@ class Packed:
         return len(self.values) if self.sizes is None else len(self.sizes)
 
     def wire(self) -> dict[str, Any]:
-        return {"values": self.values, "sizes": self.sizes}
+        values = _to_wire(self.values) if isinstance(self.values, Tensor) else self.values
+        return {"values": values, "sizes": None if self.sizes is None else _to_wire(self.sizes)}
 
     def rows(self) -> list[Any]:
         """The entries of each row: 0-d tensors, [L] or [L, K] tensors (views of one), strings or pickles."""
@@ -58,7 +62,21 @@ class Packed:
 
 
 def from_wire(column: Mapping[str, Any]) -> Packed:
-    return Packed(column["values"], column["sizes"])
+    return Packed(_from_wire(column["values"]), _from_wire(column["sizes"]))
+
+
+def _to_wire(tensor: Tensor) -> Tensor | dict[str, Any]:
+    """A small tensor goes into the message's first frame: every further frame costs more than copying some bytes."""
+    if tensor.nbytes > INLINE_BYTES or not tensor.numel():
+        return tensor
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "bytes": data}
+
+
+def _from_wire(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return torch.frombuffer(bytearray(value["bytes"]), dtype=getattr(torch, value["dtype"])).view(value["shape"])
 
 
 def join(rows: Sequence[Any]) -> Packed:

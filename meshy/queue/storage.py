@@ -8,6 +8,8 @@ was given to another row has the lower number and is refused too.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from meshy.queue.errors import MissingColumn, QueueError, StaleRows, WrongRun
 from meshy.queue.transferqueue import Message, MessageType, Role, ServerInfo, create_socket, server_modules, tcp_address
 
 _, _simple_storage = server_modules()
+
+logger = logging.getLogger(__name__)
 
 
 class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
@@ -35,14 +39,28 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
         """As TransferQueue does it, but on the port that the topology gave."""
         host, port = self.endpoint.host, self.endpoint.request
         self.storage_unit_id = self.address
-        self._inproc_addr = "inproc://workers"
         self._node_ip = host
         self.zmq_context = zmq.Context()
         self.put_get_socket = create_socket(self.zmq_context, zmq.ROUTER, host)
         self.put_get_socket.bind(tcp_address(host, port))
-        self.worker_socket = create_socket(self.zmq_context, zmq.DEALER, host)
-        self.worker_socket.bind(self._inproc_addr)
+        self.worker_socket = None
         self.zmq_server_info = ServerInfo(Role.STORAGE, self.address, host, {"put_get_socket": port})
+
+    def _start_process_put_get(self) -> None:
+        """One thread that serves the socket itself. TransferQueue's proxy thread in front of its worker would cost two
+        more hops a request and half a second at the start."""
+        self.worker_thread = threading.Thread(target=self._serve, name="storage", daemon=True)
+        self.worker_thread.start()
+
+    def _serve(self) -> None:
+        monitor = _simple_storage.IntervalPerfMonitor(caller_name=self.address)
+        while not self._shutdown_event.is_set():
+            if not self.put_get_socket.poll(1000):  # looks for `shutdown` in between
+                continue
+            try:
+                self._process_one_worker_request(self.put_get_socket, monitor)
+            except Exception:
+                logger.exception("%s could not serve a request", self.address)
 
     def _handle_put(self, message: Any) -> Any:
         return self._answer(message, MessageType.PUT_DATA_RESPONSE, self._put)

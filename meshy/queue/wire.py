@@ -46,7 +46,8 @@ class Wire:
         peer = self._peers[role]
         message = Message.create(request_type=kind, sender_id=self.caller, receiver_id=peer.id, body=body)
         try:
-            answer = await asyncio.wait_for(self._exchange(peer, message), self.deadline)
+            async with asyncio.timeout(self.deadline):  # cheaper than wait_for, which would start a task
+                answer = await self._exchange(peer, message)
         except TimeoutError:
             raise QueueUnreachable(
                 f"{self.caller}: the queue's {role} (tcp://{peer.ip}:{peer.ports['request']}, {peer.id}) did not "
@@ -88,7 +89,8 @@ class Wire:
             rows = {"global_indexes": [indexes[i] for i in positions], "uids": [uids[i] for i in positions]}
             return unit, await self._request(storage_role(unit), kind, what, rows | body(positions))
 
-        return dict(await asyncio.gather(*(ask(unit, positions) for unit, positions in self._routes(indexes).items())))
+        asked = [ask(unit, positions) for unit, positions in self._routes(indexes).items()]
+        return dict([await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked))
 
     async def put(
         self, indexes: Sequence[int], uids: Sequence[str], columns: Mapping[str, Packed], serial: int | None = None

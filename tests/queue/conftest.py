@@ -69,6 +69,9 @@ def queue(contract: Contract) -> Iterator[LocalQueue]:
     """Two storage units, so that every test also tests how rows are spread."""
     with local_queue(contract, storage_units=2) as queue:
         yield queue
+        server = queue.processes["controller"]
+        server.terminate()
+        assert server.wait(10) == 0, "SIGTERM ends the queue cleanly"
 
 
 @pytest.fixture(scope="session")

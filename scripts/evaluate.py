@@ -1,4 +1,4 @@
-"""Measure a run's exported weights a second time, with nothing of Meshy's engine: a fresh `transformers` load, `generate`.
+"""Measure a run's exported weights a second time, without Meshy's engine: a fresh `transformers` load and `generate`.
 
     python scripts/evaluate.py runs/grpo_sync-20260101-120000            the newest version
     python scripts/evaluate.py runs/grpo_sync-20260101-120000 --version 0

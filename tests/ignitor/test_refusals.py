@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ignitor.runs import ROLES, ROOT
+from tests.launch import ROLES, ROOT
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ignitor.runs import launched
+from tests.launch import launched
 
 pytestmark = pytest.mark.e2e
 

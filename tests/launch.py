@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 ROLES = "tests/ignitor/roles.py"
 TAG = "MESHY_TEST_TAG"
 
@@ -29,7 +29,7 @@ class Launched:
     ):
         self.run_dir = run_dir
         self.tag = uuid.uuid4().hex
-        self.started = time.monotonic()
+        self.status: object = None
         command = [sys.executable, "-m", "torch.distributed.run", *torchrun, "--nproc-per-node", str(slots)]
         command += ["-m", "meshy.ignitor", *arguments, "--run-dir", str(run_dir)]
         self.process = subprocess.Popen(

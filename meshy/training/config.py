@@ -112,7 +112,7 @@ class TrainerConfig(ServiceConfig):
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (self.batch_size >= 1, "batch_size", self.batch_size, "at least 1"),
             (self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1"),
-            (self.mini_batches <= self.batch_size, "mini_batches", self.mini_batches, "at most batch_size"),
+            (self.mini_batches <= max(self.batch_size, 1), "mini_batches", self.mini_batches, "at most batch_size"),
             (self.epochs >= 1, "epochs", self.epochs, "at least 1"),
             (self.max_staleness is None or self.max_staleness >= 0, "max_staleness", self.max_staleness, "0 or more"),
             (self.clip_low >= 0, "clip_low", self.clip_low, "0 or more"),

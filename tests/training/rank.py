@@ -1,0 +1,132 @@
+"""`python -m tests.training.rank FOLDER RANK WORLD PORT`: one rank of a small trainer; rank 0 saves the results."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from meshy.algorithms.interface import LossConfig
+from meshy.algorithms.ppo_clip import ppo_clip_loss
+from meshy.spmd.groups import Place, ProcessGroups
+from meshy.training.learner import Learner
+from meshy.training.micro_batch import Sample, pack, pad
+from meshy.training.plan import plan_mini_batch
+from meshy.training.titan.engine import EngineConfig, TitanEngine
+from meshy.training.weights import write_weights
+from tests.training.data import make_samples
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+TEMPERATURE = 0.8
+
+
+class Rank:
+    def __init__(self, folder: Path, groups: ProcessGroups) -> None:
+        self.folder, self.groups = folder, groups
+
+    def learner(
+        self, model: str = "qwen3_tied", aggregation: str = "token-mean", recompute_old: bool = False, **engine
+    ):
+        config = EngineConfig(model=self.folder / model, max_seq_len=64, **engine)
+        return Learner(
+            engine=TitanEngine(config),
+            groups=self.groups,
+            loss=ppo_clip_loss,
+            loss_config=LossConfig(aggregation=aggregation),
+            temperature=TEMPERATURE,
+            micro_batch_tokens=0,
+            recompute_old=recompute_old,
+        )
+
+    def plan(self, samples: dict[int, Sample], budget: int, packed: bool):
+        return plan_mini_batch(
+            sorted(samples),
+            [len(samples[i].tokens) for i in sorted(samples)],
+            [int(samples[i].loss_mask.sum()) for i in sorted(samples)],
+            world_size=self.groups.place.world_size,
+            tokens_per_micro_batch=budget,
+            packed=packed,
+        )
+
+    def gradient(self, learner: Learner, samples: dict[int, Sample], budget: int) -> dict:
+        learner.engine.optimizers.zero_grad()
+        plan = self.plan(samples, budget, learner.engine.config.packed)
+        sums = learner.accumulate(samples, plan)
+        named = learner.engine.model.named_parameters()
+        gradient = {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in named}
+        return {"micro_batches": len(plan.ranks[0]), "sums": sums, "gradient": gradient}
+
+    def gradients(self) -> dict:
+        """The same batch in every way of cutting it."""
+        samples = make_samples()
+        results = {}
+        for packed in (False, True):
+            learner = self.learner(packed=packed)
+            for budget in (1, 60, 100, 10_000):
+                results[f"{'packed' if packed else 'padded'} {budget}"] = self.gradient(learner, samples, budget)
+        for aggregation in AGGREGATIONS[1:]:
+            learner = self.learner(aggregation=aggregation)
+            for budget in (1, 10_000):
+                results[f"{aggregation} {budget}"] = self.gradient(learner, samples, budget)
+        masked = {i: Sample(s.tokens, torch.zeros_like(s.loss_mask), s.columns) for i, s in samples.items()}
+        results["all masked"] = self.gradient(learner, masked, 60)
+        results["one sample"] = self.gradient(self.learner(), {0: samples[0]}, 60)
+        return results
+
+    def training(self) -> dict:
+        """Three batches, with two mini-batches and two epochs each; then the weights."""
+        learner = self.learner(recompute_old=True, weight_decay=0.1, max_grad_norm=0.5)
+        reports = []
+        for seed in range(3):
+            samples = make_samples(seed=seed)
+            halves = [{i: samples[i] for i in samples if i % 2 == half} for half in (0, 1)]
+            plans = []
+            lengths = [len(samples[i].tokens) for i in sorted(samples)]
+            written = [int(samples[i].loss_mask.sum()) for i in sorted(samples)]
+            for half in halves:
+                plans.append(
+                    plan_mini_batch(
+                        sorted(half),
+                        lengths,
+                        written,
+                        world_size=self.groups.place.world_size,
+                        tokens_per_micro_batch=60,
+                        packed=False,
+                    )
+                )
+            reports.append(learner.train(samples, plans, epochs=2, learning_rates=[1e-3] * 4))
+        weights = dict(learner.engine.hf_tensors())
+        return {"reports": reports, "weights": weights}
+
+    @torch.no_grad()
+    def logits(self) -> dict:
+        """Of every model, padded and packed, at the masked positions; and its export."""
+        results = {}
+        samples = list(make_samples().values())
+        for model in ("qwen3_tied", "qwen3", "qwen2_tied", "qwen2"):
+            engine = self.learner(model).engine
+            results[model] = {
+                "padded": engine.logits(pad(samples)),
+                "packed": engine.logits(pack(samples)),
+                "packed with padding": engine.logits(pack(samples, multiple=128)),
+            }
+            write_weights(self.folder / "export" / model, engine.hf_tensors(), self.folder / model)
+        return results
+
+
+def main(folder: str, rank: str, world: str, port: str) -> None:
+    torch.set_num_threads(1)
+    groups = ProcessGroups(Place(int(rank), int(world), "127.0.0.1", int(port)), collective_timeout=60)
+    work = Rank(Path(folder), groups)
+    results = {"gradients": work.gradients(), "training": work.training()}
+    if world == "1":
+        results["logits"] = work.logits()
+    if rank == "0":
+        torch.save(results, Path(folder) / f"world{world}.pt")
+    dist.barrier()
+    groups.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

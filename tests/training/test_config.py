@@ -1,0 +1,72 @@
+import dataclasses
+import re
+
+import pytest
+
+from meshy.columns import derive_contract
+from meshy.inference.config import InferenceConfig
+from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.rollout.config import RolloutConfig
+from meshy.training.config import TrainerConfig
+
+
+def recipe(sampling: Sampling | None = None, replicas: int = 1, **options) -> Recipe:
+    return Recipe(
+        name="test",
+        model="model",
+        data="meshy.data.addition:addition",
+        sampling=sampling or Sampling(),
+        groups=(
+            ServiceGroup(id="inference", config=InferenceConfig(), gpus_per_replica=1),
+            ServiceGroup(
+                id="trainer",
+                config=TrainerConfig(**{"batch_size": 8, **options}),
+                gpus_per_replica=1,
+                replicas=replicas,
+            ),
+            ServiceGroup(id="rollout", config=RolloutConfig(group_size=4)),
+        ),
+    )
+
+
+def faults(recipe: Recipe) -> list[str]:
+    group = recipe.group("trainer")
+    return group.config.faults(recipe)
+
+
+def test_a_plain_recipe_has_no_fault():
+    assert derive_contract(recipe().declarations())[1] == []
+    assert faults(recipe()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: expected at least 1"),
+        ({"mini_batches": 9}, "mini_batches: expected at most batch_size"),
+        ({"tokens_per_micro_batch": 1000}, r"tokens_per_micro_batch: expected at least .*\(1024\)"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "aggregation_constant: expected a positive number"),
+        ({"dual_clip": 0.5}, "dual_clip: expected more than 1"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"publish_to": ("inferense",)}, "publish_to: no group 'inferense' serves a model.*inference"),
+        ({"sampling": Sampling(top_p=0.9)}, "sampling: rows sampled with top_p"),
+        ({"sampling": Sampling(temperature=0.0)}, "sampling.temperature: expected more than 0"),
+        ({"replicas": 2}, "replicas: expected 1 trainer"),
+    ],
+)
+def test_faults_say_what_to_change(options, message):
+    (found,) = faults(recipe(**options))
+    assert re.search(message, found)
+
+
+def test_filtered_sampling_may_be_meant():
+    assert faults(recipe(sampling=Sampling(top_k=5), allow_filtered_sampling=True)) == []
+
+
+def test_a_column_of_ones_own_is_waited_for():
+    wanted = recipe(also_consumes=("bonus",))
+    config = wanted.group("trainer").config
+    (train,) = (c for c in config.consumes(wanted) if c.partition == "train")
+    assert "bonus" in train.names
+    assert any("bonus" in fault for fault in derive_contract(wanted.declarations())[1])  # nobody produces it
+    assert dataclasses.replace(config, also_consumes=()).consumes(wanted) != config.consumes(wanted)

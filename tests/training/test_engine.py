@@ -1,0 +1,94 @@
+"""The engine on real processes over gloo: parity with transformers, gradients that depend on the data alone."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.training.data import make_samples
+
+pytestmark = pytest.mark.e2e
+
+REFERENCE = "padded 10000"
+
+
+def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """|a - b| / |b| over all parameters together."""
+    assert a.keys() == b.keys()
+    difference = math.sqrt(sum(float((a[k].double() - b[k].double()).square().sum()) for k in b))
+    return difference / math.sqrt(sum(float(b[k].double().square().sum()) for k in b))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "packed with padding"])
+@pytest.mark.parametrize("model", ["qwen3_tied", "qwen3", "qwen2_tied", "qwen2"])
+def test_logits_equal_transformers(computed, models, model, layout):
+    reference = AutoModelForCausalLM.from_pretrained(models / model, dtype=torch.float32).eval()
+    expected = []
+    with torch.no_grad():
+        for sample in make_samples().values():
+            logits = reference(sample.tokens[None]).logits[0]
+            expected.append(logits[:-1][sample.loss_mask[1:]])
+    torch.testing.assert_close(computed[1]["logits"][model][layout], torch.cat(expected), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["qwen3_tied", "qwen3", "qwen2_tied", "qwen2"])
+def test_an_export_is_the_model_itself(computed, models, model):
+    before = AutoModelForCausalLM.from_pretrained(models / model, dtype=torch.float32).state_dict()
+    after, told = AutoModelForCausalLM.from_pretrained(
+        models / "export" / model, dtype=torch.float32, output_loading_info=True
+    )
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    for name, tensor in after.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(computed, world):
+    results = computed[world]["gradients"]
+    reference = computed[1]["gradients"][REFERENCE]
+    cuts = {name: results[name]["micro_batches"] for name in results if name.startswith(("padded", "packed"))}
+    assert len(set(cuts.values())) >= 3  # the budgets do cut differently
+    for name in cuts:
+        assert relative(results[name]["gradient"], reference["gradient"]) < 1e-6, name
+        for key, value in reference["sums"].items():
+            assert results[name]["sums"][key] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, key)
+
+
+@pytest.mark.parametrize("how", ["seq-mean-token-sum", "seq-mean-token-mean"])
+def test_the_same_for_other_aggregations(computed, how):
+    reference = computed[1]["gradients"][f"{how} 10000"]
+    for world in (1, 2):
+        for budget in (1, 10000):
+            result = computed[world]["gradients"][f"{how} {budget}"]
+            assert relative(result["gradient"], reference["gradient"]) < 1e-6, (world, budget)
+    other = computed[1]["gradients"][REFERENCE]["gradient"]
+    assert relative(reference["gradient"], other) > 1e-2  # another loss it is
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_fully_masked_batch_gives_zero_loss_and_zero_gradient(computed, world):
+    result = computed[world]["gradients"]["all masked"]
+    assert result["sums"]["loss"] == 0.0
+    assert all((gradient == 0).all() for gradient in result["gradient"].values())
+
+
+def test_a_rank_without_a_sample_keeps_in_step(computed):
+    one, two = (computed[world]["gradients"]["one sample"] for world in (1, 2))
+    assert one["sums"]["loss"] != 0
+    assert relative(two["gradient"], one["gradient"]) < 1e-6
+
+
+def test_training_with_mini_batches_and_epochs_is_the_same_on_two_ranks(computed):
+    one, two = (computed[world]["training"] for world in (1, 2))
+    for a, b in zip(one["reports"], two["reports"], strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-4), name
+    assert relative(one["weights"], two["weights"]) < 1e-5
+
+
+def test_recomputed_old_logprobs_make_the_first_step_on_policy(computed):
+    first = computed[1]["training"]["reports"][0]
+    assert first["mismatch_kl"] > 0.01  # the rollout log-probs of these samples are made up
+    assert first["ppo_kl"] < first["mismatch_kl"] / 2  # but the ratio is taken against the trainer's own

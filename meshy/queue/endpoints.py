@@ -45,7 +45,7 @@ class StorageEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """The controller and the storage units, in order.
+    """The controller and the storage units, in order. Hosts are IP addresses: processes bind to them.
 
     run_id: whose queue this is. Every message is addressed to `<run_id>/<role>` and a process refuses what is not
     addressed to it, so that a client never talks to another run's queue on a port that was used again.

@@ -1,11 +1,14 @@
 """Row indexes are used again. Nothing that refers to an earlier row may touch a later one."""
 
+import asyncio
 import time
 
+import psutil
 import pytest
 
+from meshy.queue.client import AsyncQueueClient
 from meshy.queue.controller import Controller
-from meshy.queue.errors import MissingColumn, QueueTimeout, Refused, StaleRows, WrongRun
+from meshy.queue.errors import DuplicateUid, MissingColumn, QueueTimeout, Refused, StaleRows, WrongRun
 from meshy.queue.ledger import RESERVATION_SECONDS
 from meshy.queue.local import free_endpoints
 from meshy.queue.storage import FencedStorageUnit
@@ -66,6 +69,45 @@ def test_rows_are_cleared_once_and_then_empty(writer, scorer, logger, trainer, p
         scorer.write(scored, scores(5, 1))
     with pytest.raises(StaleRows):
         trainer.read(taken)
+
+
+def test_a_cancelled_put_leaves_no_half_rows(queue, contract, writer, partition):
+    """Cancelled at any moment, a put has either happened or left nothing behind, and its uids may be put again."""
+
+    async def cancel_puts():
+        async with AsyncQueueClient(queue.endpoints, contract, "writer.1") as client:
+            for i in range(30):
+                put = asyncio.create_task(client.put(partition, make_rows([f"u{i}"])))
+                await asyncio.sleep(0.0002 * i)
+                put.cancel()
+                await asyncio.wait([put])
+
+    asyncio.run(cancel_puts())
+    table = writer.table()[partition]
+    assert table["reserved"] == 0
+    assert table["rows"] == table["columns"]["info"]
+    for i in range(30):
+        try:
+            writer.put(partition, make_rows([f"u{i}"]))
+        except DuplicateUid:
+            continue
+    assert writer.table()[partition]["rows"] == 30
+
+
+@pytest.mark.prove
+def test_a_long_run_keeps_the_processes_small(queue, writer, scorer, logger, trainer, partition):
+    processes = psutil.Process(queue.processes["controller"].pid).children()
+    sizes = []
+    for step in range(3000):
+        writer.put(partition, make_rows([f"{step}.{i}" for i in range(4)], length=500))
+        scorer.write(scorer.take(partition, at_least=4), scores(500, 4))
+        logger.ack(logger.take(partition, at_least=4))
+        trainer.clear(trainer.take(partition, at_least=4))
+        if step in (500, 2999):
+            sizes.append([process.memory_info().rss for process in processes])
+    assert writer.table()[partition]["rows"] == 0
+    growth = [(after - before) / 2**20 for before, after in zip(*sizes, strict=True)]
+    assert max(growth) < 8, f"MB that each process has grown: {growth}"
 
 
 def test_only_the_end_consumer_clears_what_it_took(writer, scorer, trainer, partition):

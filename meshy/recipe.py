@@ -7,9 +7,6 @@ nothing heavy and does no I/O.
 from __future__ import annotations
 
 import dataclasses
-import re
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -167,122 +164,6 @@ class Recipe:
             )
             for group in self.groups
         )
-
-
-# Checking -------------------------------------------------------------------------------------------------------------
-
-
-def type_faults(recipe: Recipe) -> list[str]:
-    """Every field of the recipe whose value is not of its declared type, by its full path."""
-    faults = _type_faults("", recipe, skip=("groups",))
-    for index, group in enumerate(recipe.groups):
-        if not isinstance(group, ServiceGroup):
-            faults.append(f"groups[{index}]: expected ServiceGroup, got {group!r}")
-            continue
-        faults += _type_faults(f"{group.id}.", group, skip=("config",))
-        if isinstance(group.config, ServiceConfig):
-            faults += _type_faults(f"{group.id}.", group.config)
-        else:
-            faults.append(f"{group.id}.config: expected a ServiceConfig, got {group.config!r}")
-    return faults
-
-
-def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[str]:
-    from pydantic import TypeAdapter, ValidationError
-
-    faults: list[str] = []
-    hints = typing.get_type_hints(type(value))
-    for f in dataclasses.fields(value):
-        if f.name in skip:
-            continue
-        member, hint = getattr(value, f.name), hints[f.name]
-        if dataclasses.is_dataclass(member) and not isinstance(member, type):
-            faults += _type_faults(f"{prefix}{f.name}.", member)
-            continue
-        try:
-            TypeAdapter(hint).validate_python(member, strict=True)
-        except ValidationError:
-            faults.append(f"{prefix}{f.name}: expected {type_name(hint)}, got {type(member).__name__} {member!r}")
-    return faults
-
-
-def type_name(hint: Any) -> str:
-    """A type as people write it: `int`, `float | None`, `'a' | 'b'`."""
-    if hint is type(None):
-        return "none"
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return " | ".join(repr(a) for a in arguments)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " | ".join(type_name(a) for a in arguments)
-    return getattr(hint, "__name__", str(hint)) if not arguments else str(hint).replace("typing.", "")
-
-
-def structure_faults(recipe: Recipe) -> list[str]:
-    """What is wrong with the groups themselves: nothing can be placed while any of this holds."""
-    faults: list[str] = []
-    ids = [group.id for group in recipe.groups]
-    own = {f.name for f in dataclasses.fields(Recipe)}
-    for id in dict.fromkeys(ids):
-        if ids.count(id) > 1:
-            faults.append(f"group id {id!r} is used {ids.count(id)} times; give each group an id of its own")
-        if id in own:
-            faults.append(f"group id {id!r} is also a run-wide field of the recipe; choose another id")
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", id):
-            faults.append(f"group id {id!r}: use letters, digits and '_' only, starting with a letter")
-    if not recipe.groups:
-        faults.append("groups: the recipe has no service group; nothing would run")
-    for group in recipe.groups:
-        faults += _group_faults(recipe, group, ids)
-    return faults
-
-
-def value_faults(recipe: Recipe) -> list[str]:
-    """What is wrong with the run-wide settings, and what each role says of its own."""
-    faults: list[str] = []
-    for name, value, least in (("steps", recipe.steps, 1), ("context_length", recipe.context_length, 2)):
-        if value < least:
-            faults.append(f"{name}: expected at least {least}, got {value}")
-    faults += _sampling_faults(recipe)
-    for group in recipe.groups:
-        faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
-    return faults
-
-
-def _sampling_faults(recipe: Recipe) -> list[str]:
-    s = recipe.sampling
-    checks = (
-        (s.temperature > 0, "temperature", s.temperature, "more than 0 (evaluation is greedy by itself)"),
-        (0 < s.top_p <= 1, "top_p", s.top_p, "a share in (0, 1]"),
-        (s.top_k == -1 or s.top_k >= 1, "top_k", s.top_k, "-1 (off) or at least 1"),
-        (0 <= s.min_p < 1, "min_p", s.min_p, "a share in [0, 1)"),
-        (s.max_new_tokens >= 1, "max_new_tokens", s.max_new_tokens, "at least 1"),
-        (
-            s.max_new_tokens < recipe.context_length, "max_new_tokens", s.max_new_tokens,
-            f"less than context_length ({recipe.context_length}), which holds the prompt too",
-        ),
-    )  # fmt: skip
-    return [f"sampling.{name}: expected {expected}, got {value}" for fine, name, value, expected in checks if not fine]
-
-
-def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[str]:
-    faults: list[str] = []
-    if group.replicas < 1:
-        faults.append(f"{group.id}.replicas: expected at least 1, got {group.replicas}")
-    if group.gpus_per_replica < 0:
-        faults.append(f"{group.id}.gpus_per_replica: expected 0 or more, got {group.gpus_per_replica}")
-    if not group.config.service:
-        faults.append(
-            f"{group.id}: {type(group.config).__name__} names no `service` class; set service = 'module:Class'"
-        )
-    if group.config.processes == "per_gpu" and group.gpus_per_replica == 0:
-        faults.append(f"{group.id}.gpus_per_replica: this role runs one process a GPU and needs at least 1")
-    for other in (*group.wait_for, *([group.colocate_with] if group.colocate_with else [])):
-        if other not in ids:
-            faults.append(f"{group.id}: names group {other!r}, which is not in the recipe{nearest(other, ids)}")
-        elif other == group.id:
-            faults.append(f"{group.id}: names itself in wait_for or colocate_with; drop that")
-    return faults
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

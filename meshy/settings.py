@@ -26,9 +26,8 @@ from meshy.recipe import (
     Sampling,
     ServiceConfig,
     ServiceGroup,
-    type_faults,
-    type_name,
 )
+from meshy.refusals import type_faults, type_name
 from meshy.topology import FIRST_BASE_PORT, Gpu, Topology, derive_topology
 
 

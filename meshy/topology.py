@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 from meshy.columns import Contract, derive_contract
 from meshy.importing import nearest
-from meshy.recipe import FALLBACK, ColocationRing, Recipe, RecipeError, ServiceGroup, structure_faults, value_faults
+from meshy.recipe import Recipe, RecipeError, ServiceGroup
+from meshy.refusals import ring_faults, structure_faults, value_faults, wait_for_faults
 
 PORT_SPAN = 2048
 FIRST_BASE_PORT = 10240
@@ -206,7 +207,7 @@ def derive_topology(recipe: Recipe, gpus: Sequence[Gpu], base_port: int = FIRST_
     faults = structure_faults(recipe) + _gpu_list_faults(gpus)
     if faults:
         raise RecipeError(faults + value_faults(recipe))
-    faults = value_faults(recipe) + _ring_faults(recipe) + _wait_for_faults(recipe)
+    faults = value_faults(recipe) + ring_faults(recipe) + wait_for_faults(recipe)
     if not LOWEST_PORT <= base_port <= 65535 - PORT_SPAN:
         faults.append(f"base_port: expected {LOWEST_PORT} to {65535 - PORT_SPAN}, got {base_port}")
     placement, misplaced = _place(recipe, gpus)
@@ -317,53 +318,6 @@ def _gpu_list_faults(gpus: Sequence[Gpu]) -> list[str]:
     return faults
 
 
-def _ring_faults(recipe: Recipe) -> list[str]:
-    faults: list[str] = []
-    groups = {group.id: group for group in recipe.groups}
-    ring_of: dict[str, str] = {}
-    for ring in recipe.rings:
-        faults += _one_ring_faults(ring, groups)
-        for member in dict.fromkeys(id for id, _ in ring.members):
-            if member in ring_of:
-                faults.append(
-                    f"group {member!r} is in two rings, {ring_of[member]!r} and {ring.id!r}; a GPU has one token"
-                )
-            ring_of[member] = ring.id
-    names = [ring.id for ring in recipe.rings]
-    faults += [f"ring id {id!r} is used twice; give each ring its own" for id in set(names) if names.count(id) > 1]
-    for group in recipe.groups:
-        if group.colocate_with is None or group.colocate_with not in groups:
-            continue
-        if group.id not in ring_of:
-            faults.append(
-                f"{group.id!r} shares the GPUs of {group.colocate_with!r} but is in no ring; add a ColocationRing with "
-                "both as members"
-            )
-        elif ring_of.get(group.colocate_with) != ring_of[group.id]:
-            faults.append(f"{group.id!r} and {group.colocate_with!r} share GPUs but are not in the same ring")
-    return faults
-
-
-def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> list[str]:
-    faults: list[str] = []
-    ids = [id for id, _ in ring.members]
-    if len(set(ids)) < 2:
-        faults.append(f"ring {ring.id!r} has {len(set(ids))} member; sharing takes at least two groups")
-    faults += [f"ring {ring.id!r} names group {id!r} twice" for id in sorted(set(ids)) if ids.count(id) > 1]
-    unknown = [id for id in ids if id not in groups]
-    faults += [
-        f"ring {ring.id!r} names group {id!r}, which is not in the recipe{nearest(id, groups)}" for id in unknown
-    ]
-    for id in ids:
-        if id in groups and groups[id].gpus_per_replica == 0:
-            faults.append(f"ring {ring.id!r}: {id!r} uses no GPU (gpus_per_replica=0); only GPU roles take turns")
-    if not any(how == FALLBACK for _, how in ring.members):
-        faults.append(
-            f"ring {ring.id!r} has no FALLBACK member; someone must hold the GPUs while nobody asks (usually inference)"
-        )
-    return faults
-
-
 def _shared_gpu_faults(recipe: Recipe, placement: Placement) -> list[str]:
     faults: list[str] = []
     for ring in recipe.rings:
@@ -380,19 +334,6 @@ def _shared_gpu_faults(recipe: Recipe, placement: Placement) -> list[str]:
                     f"{first} and {id!r} on {ranks}; set colocate_with on {id!r}"
                 )
     return faults
-
-
-def _wait_for_faults(recipe: Recipe) -> list[str]:
-    waits = {group.id: set(group.wait_for) for group in recipe.groups}
-    while True:
-        free = [id for id, others in waits.items() if not others & waits.keys()]
-        if not free:
-            break
-        for id in free:
-            del waits[id]
-    if not waits:
-        return []
-    return [f"wait_for goes round in a circle among {', '.join(sorted(waits))}; none of them could ever start"]
 
 
 def _port_faults(topology: Topology) -> list[str]:

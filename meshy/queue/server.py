@@ -9,7 +9,6 @@ death.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import logging
@@ -20,18 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshy.columns import Contract
+from meshy.lifetime import die_with_parent
 from meshy.queue.endpoints import CONTROLLER, Endpoints
 
 logger = logging.getLogger("meshy.queue")
-
-PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel send us SIGTERM when our parent (its thread that started us) ends; exit if it already has."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(f"meshy.queue.server: the parent process {parent} is gone")
 
 
 def serve(role: str, endpoints: Endpoints, contract: Contract) -> None:
@@ -85,7 +76,7 @@ def _fork(role: str, endpoints: Endpoints, contract: Contract) -> int:
     if pid:
         return pid
     try:
-        end_with_parent(parent)
+        die_with_parent(signal.SIGTERM, parent)
         serve(role, endpoints, contract)
     except BaseException:
         logger.exception("the queue's %s failed", role)
@@ -100,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--endpoints", type=Path, required=True, help="JSON file of Endpoints")
     parser.add_argument("--contract", type=Path, required=True, help="JSON file of the Contract")
     options = parser.parse_args(arguments)
-    end_with_parent(parent)
+    die_with_parent(signal.SIGTERM, parent)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     endpoints = Endpoints.from_json(json.loads(options.endpoints.read_text()))
     contract = Contract.from_json(json.loads(options.contract.read_text()))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshy.recipe import Recipe, RecipeError, Sampling, to_json, type_faults
+from meshy.recipe import Recipe, RecipeError, Sampling, to_json
+from meshy.refusals import type_faults
 from meshy.settings import apply_settings, load_recipe, parse_settings, parse_text, resolve
 from meshy.topology import gpu_list
 from tests.core.roles import Learner, recipe_of

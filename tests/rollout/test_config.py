@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshy.data.task import Task
-from meshy.recipe import recipe_faults
+from meshy.refusals import value_faults
 from meshy.rollout.config import RolloutConfig
 from meshy.rollout.preflight import load_task
 from meshy.topology import derive_topology, gpu_list
@@ -20,7 +20,7 @@ def preflight(recipe) -> list[str]:
 
 def test_the_contract_holds_with_a_trainer():
     recipe = recipe_of(replicas=2)
-    assert recipe_faults(recipe) == []
+    assert value_faults(recipe) == []
     contract = derive_topology(recipe, gpu_list(1, 1, "cpu")).contract
     assert set(contract.partition("gen_gate").consumers) == {"rollout.0", "rollout.1", "gates"}
     assert contract.partition("gen_gate").end_consumer.columns[-2:] == ("ack.rollout.0", "ack.rollout.1")
@@ -47,7 +47,7 @@ def test_the_contract_holds_with_a_trainer():
     ],
 )
 def test_a_wrong_setting_is_refused_with_what_to_change(fields, what):
-    faults = recipe_faults(recipe_of(RolloutConfig(**fields)))
+    faults = value_faults(recipe_of(RolloutConfig(**fields)))
     assert len(faults) == 1
     assert faults[0].startswith("rollout: ") and what in faults[0]
 

@@ -1,0 +1,191 @@
+"""What a recipe is refused for, before anything is placed. Each fault says what is wrong, where, and what to change.
+
+What can only be seen once groups lie on GPUs (too few of them, uneven spans, ports) stands in `topology.py`; what does
+not fit together among columns, in `columns.py`. This module is pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from typing import Any, Literal
+
+from meshy.importing import nearest
+from meshy.recipe import FALLBACK, ColocationRing, Recipe, ServiceConfig, ServiceGroup
+
+
+def type_faults(recipe: Recipe) -> list[str]:
+    """Every field of the recipe whose value is not of its declared type, by its full path."""
+    faults = _type_faults("", recipe, skip=("groups",))
+    for index, group in enumerate(recipe.groups):
+        if not isinstance(group, ServiceGroup):
+            faults.append(f"groups[{index}]: expected ServiceGroup, got {group!r}")
+            continue
+        faults += _type_faults(f"{group.id}.", group, skip=("config",))
+        if isinstance(group.config, ServiceConfig):
+            faults += _type_faults(f"{group.id}.", group.config)
+        else:
+            faults.append(f"{group.id}.config: expected a ServiceConfig, got {group.config!r}")
+    return faults
+
+
+def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[str]:
+    from pydantic import TypeAdapter, ValidationError
+
+    faults: list[str] = []
+    hints = typing.get_type_hints(type(value))
+    for f in dataclasses.fields(value):
+        if f.name in skip:
+            continue
+        member, hint = getattr(value, f.name), hints[f.name]
+        if dataclasses.is_dataclass(member) and not isinstance(member, type):
+            faults += _type_faults(f"{prefix}{f.name}.", member)
+            continue
+        try:
+            TypeAdapter(hint).validate_python(member, strict=True)
+        except ValidationError:
+            faults.append(f"{prefix}{f.name}: expected {type_name(hint)}, got {type(member).__name__} {member!r}")
+    return faults
+
+
+def type_name(hint: Any) -> str:
+    """A type as people write it: `int`, `float | None`, `'a' | 'b'`."""
+    if hint is type(None):
+        return "none"
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(repr(a) for a in arguments)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(type_name(a) for a in arguments)
+    return getattr(hint, "__name__", str(hint)) if not arguments else str(hint).replace("typing.", "")
+
+
+def structure_faults(recipe: Recipe) -> list[str]:
+    """What is wrong with the groups themselves: nothing can be placed while any of this holds."""
+    faults: list[str] = []
+    ids = [group.id for group in recipe.groups]
+    own = {f.name for f in dataclasses.fields(Recipe)}
+    for id in dict.fromkeys(ids):
+        if ids.count(id) > 1:
+            faults.append(f"group id {id!r} is used {ids.count(id)} times; give each group an id of its own")
+        if id in own:
+            faults.append(f"group id {id!r} is also a run-wide field of the recipe; choose another id")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", id):
+            faults.append(f"group id {id!r}: use letters, digits and '_' only, starting with a letter")
+    if not recipe.groups:
+        faults.append("groups: the recipe has no service group; nothing would run")
+    for group in recipe.groups:
+        faults += _group_faults(recipe, group, ids)
+    return faults
+
+
+def value_faults(recipe: Recipe) -> list[str]:
+    """What is wrong with the run-wide settings, and what each role says of its own."""
+    faults: list[str] = []
+    for name, value, least in (("steps", recipe.steps, 1), ("context_length", recipe.context_length, 2)):
+        if value < least:
+            faults.append(f"{name}: expected at least {least}, got {value}")
+    faults += _sampling_faults(recipe)
+    for group in recipe.groups:
+        faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
+    return faults
+
+
+def _sampling_faults(recipe: Recipe) -> list[str]:
+    s = recipe.sampling
+    checks = (
+        (s.temperature > 0, "temperature", s.temperature, "more than 0 (evaluation is greedy by itself)"),
+        (0 < s.top_p <= 1, "top_p", s.top_p, "a share in (0, 1]"),
+        (s.top_k == -1 or s.top_k >= 1, "top_k", s.top_k, "-1 (off) or at least 1"),
+        (0 <= s.min_p < 1, "min_p", s.min_p, "a share in [0, 1)"),
+        (s.max_new_tokens >= 1, "max_new_tokens", s.max_new_tokens, "at least 1"),
+        (
+            s.max_new_tokens < recipe.context_length, "max_new_tokens", s.max_new_tokens,
+            f"less than context_length ({recipe.context_length}), which holds the prompt too",
+        ),
+    )  # fmt: skip
+    return [f"sampling.{name}: expected {expected}, got {value}" for fine, name, value, expected in checks if not fine]
+
+
+def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[str]:
+    faults: list[str] = []
+    if group.replicas < 1:
+        faults.append(f"{group.id}.replicas: expected at least 1, got {group.replicas}")
+    if group.gpus_per_replica < 0:
+        faults.append(f"{group.id}.gpus_per_replica: expected 0 or more, got {group.gpus_per_replica}")
+    if not group.config.service:
+        faults.append(
+            f"{group.id}: {type(group.config).__name__} names no `service` class; set service = 'module:Class'"
+        )
+    if group.config.processes == "per_gpu" and group.gpus_per_replica == 0:
+        faults.append(f"{group.id}.gpus_per_replica: this role runs one process a GPU and needs at least 1")
+    for other in (*group.wait_for, *([group.colocate_with] if group.colocate_with else [])):
+        if other not in ids:
+            faults.append(f"{group.id}: names group {other!r}, which is not in the recipe{nearest(other, ids)}")
+        elif other == group.id:
+            faults.append(f"{group.id}: names itself in wait_for or colocate_with; drop that")
+    return faults
+
+
+def ring_faults(recipe: Recipe) -> list[str]:
+    """Rings that do not hold together, and groups that share GPUs without one."""
+    faults: list[str] = []
+    groups = {group.id: group for group in recipe.groups}
+    ring_of: dict[str, str] = {}
+    for ring in recipe.rings:
+        faults += _one_ring_faults(ring, groups)
+        for member in dict.fromkeys(id for id, _ in ring.members):
+            if member in ring_of:
+                faults.append(
+                    f"group {member!r} is in two rings, {ring_of[member]!r} and {ring.id!r}; a GPU has one token"
+                )
+            ring_of[member] = ring.id
+    names = [ring.id for ring in recipe.rings]
+    faults += [f"ring id {id!r} is used twice; give each ring its own" for id in set(names) if names.count(id) > 1]
+    for group in recipe.groups:
+        if group.colocate_with is None or group.colocate_with not in groups:
+            continue
+        if group.id not in ring_of:
+            faults.append(
+                f"{group.id!r} shares the GPUs of {group.colocate_with!r} but is in no ring; add a ColocationRing with "
+                "both as members"
+            )
+        elif ring_of.get(group.colocate_with) != ring_of[group.id]:
+            faults.append(f"{group.id!r} and {group.colocate_with!r} share GPUs but are not in the same ring")
+    return faults
+
+
+def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> list[str]:
+    faults: list[str] = []
+    ids = [id for id, _ in ring.members]
+    if len(set(ids)) < 2:
+        faults.append(f"ring {ring.id!r} has {len(set(ids))} member; sharing takes at least two groups")
+    faults += [f"ring {ring.id!r} names group {id!r} twice" for id in sorted(set(ids)) if ids.count(id) > 1]
+    unknown = [id for id in ids if id not in groups]
+    faults += [
+        f"ring {ring.id!r} names group {id!r}, which is not in the recipe{nearest(id, groups)}" for id in unknown
+    ]
+    for id in ids:
+        if id in groups and groups[id].gpus_per_replica == 0:
+            faults.append(f"ring {ring.id!r}: {id!r} uses no GPU (gpus_per_replica=0); only GPU roles take turns")
+    if not any(how == FALLBACK for _, how in ring.members):
+        faults.append(
+            f"ring {ring.id!r} has no FALLBACK member; someone must hold the GPUs while nobody asks (usually inference)"
+        )
+    return faults
+
+
+def wait_for_faults(recipe: Recipe) -> list[str]:
+    """Groups that wait for one another in a circle."""
+    waits = {group.id: set(group.wait_for) for group in recipe.groups}
+    while True:
+        free = [id for id, others in waits.items() if not others & waits.keys()]
+        if not free:
+            break
+        for id in free:
+            del waits[id]
+    if not waits:
+        return []
+    return [f"wait_for goes round in a circle among {', '.join(sorted(waits))}; none of them could ever start"]

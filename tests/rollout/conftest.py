@@ -6,14 +6,12 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from meshy.ignitor.ports import PortBlock
-from meshy.queue.sync import QueueClient
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT
-from tests.rollout.play import HOST, Engine, Play, queue_processes, topology_of
+from tests.rollout.play import HOST, Engine, Play, topology_of, trainer_of
 from tests.rollout.roles import MODEL, recipe_of
 
 
@@ -55,12 +53,9 @@ def engine(base_port: int) -> Iterator[Engine]:
         process.wait(10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def play(base_port: int, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     """A stage for one replica of rollout after the other; the test itself is the trainer."""
     topology = topology_of(recipe_of(), base_port)
-    with (
-        queue_processes(topology, tmp_path_factory.mktemp("queue")),
-        QueueClient(Play.endpoints(topology), topology.contract, "trainer.0") as trainer,
-    ):
-        yield Play(base_port, engine, trainer, Path(tmp_path_factory.mktemp("runs")))
+    with trainer_of(topology, engine, tmp_path_factory.mktemp("queue")) as trainer:
+        yield Play(base_port, trainer, tmp_path_factory.mktemp("runs"))

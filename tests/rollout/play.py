@@ -17,8 +17,8 @@ from typing import Any
 from meshy.observe.jsonl import read_jsonl
 from meshy.observe.runfolder import RunFolder
 from meshy.queue.admin import wait_until_ready
-from meshy.queue.endpoints import Endpoints
 from meshy.queue.errors import QueueTimeout
+from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.recipe import Recipe
 from meshy.rollout.service import RolloutService
@@ -37,7 +37,7 @@ def topology_of(recipe: Recipe, base_port: int) -> Topology:
 @contextmanager
 def queue_processes(topology: Topology, folder: Path) -> Iterator[None]:
     """The run's queue, where the topology places it."""
-    endpoints = Play.endpoints(topology)
+    endpoints = queue_endpoints(topology, RUN_ID)
     (folder / "endpoints.json").write_text(json.dumps(endpoints.to_json()))
     (folder / "contract.json").write_text(json.dumps(topology.contract.to_json()))
     command = [sys.executable, "-m", "meshy.queue.server", *endpoints.roles]
@@ -83,16 +83,86 @@ class Trained:
         return read_jsonl(self.folder.trajectories)
 
 
+class Trainer:
+    """Takes whole batches, clears them, has the engine serve the next version, and writes its gate."""
+
+    def __init__(self, queue: QueueClient, engine: Engine) -> None:
+        self.queue, self.engine = queue, engine
+
+    def train(
+        self,
+        incarnation: str,
+        recipe: Recipe,
+        steps: int,
+        trained: Trained,
+        check: Callable[[], None],
+        before_gate: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """To the stop gate after `steps` batches and its acknowledgement. `check` raises if rollout has failed."""
+        self.engine.load(recipe.model, 0)
+        for step in range(steps + 1):
+            if step > 0:
+                rows = self._take("train", check, recipe.batch_size)
+                trained.batches.append(self.queue.read(rows))
+                self.queue.clear(rows)
+                self.engine.load(recipe.model, step)
+            before_gate(step)
+            self.gate(incarnation, step, step * recipe.batch_size, stop=step == steps)
+        self.queue.clear(self._take("gen_gate", check, steps + 1, "gates"))  # complete once each is acknowledged
+        trained.evaluations = self._evaluations()
+
+    def gate(self, incarnation: str, step: int, retired: int, stop: bool) -> None:
+        row = {
+            "uid": f"{incarnation}.{step}",
+            "incarnation": incarnation,
+            "gate_step": step,
+            "weight_version": step,
+            "samples_retired": retired,
+            "stop": stop,
+        }
+        self.queue.put("gen_gate", {name: [value] for name, value in row.items()})
+
+    def _take(self, partition: str, check: Callable[[], None], count: int, consumer: str | None = None) -> Rows:
+        for _ in range(int(DEADLINE / 0.5)):
+            check()
+            try:
+                return self.queue.take(partition, consumer, at_least=count, at_most=count, timeout=0.5)
+            except QueueTimeout as timeout:
+                last = timeout
+        raise last
+
+    def _evaluations(self) -> list[dict[str, float]]:
+        try:
+            rows = self.queue.take("eval", "evaluations", timeout=0)
+        except QueueTimeout:
+            return []
+        columns: dict[str, Any] = self.queue.read(rows)
+        self.queue.clear(rows)
+        return [{name: values[i].item() for name, values in columns.items() if name != "uid"} for i in range(len(rows))]
+
+    def clear_all(self) -> None:
+        """Leave nothing of a failed run to the next one (but gates that it never acknowledged)."""
+        for partition, consumer in (("train", None), ("gen_gate", "gates"), ("eval", "evaluations")):
+            try:
+                self.queue.clear(self.queue.take(partition, consumer, timeout=0))
+            except QueueTimeout:
+                continue  # nothing there
+
+
+@contextmanager
+def trainer_of(topology: Topology, engine: Engine, folder: Path) -> Iterator[Trainer]:
+    """A trainer with a queue of its own."""
+    endpoints = queue_endpoints(topology, RUN_ID)
+    with queue_processes(topology, folder), QueueClient(endpoints, topology.contract, "trainer.0") as queue:
+        yield Trainer(queue, engine)
+
+
 class Play:
     """Runs a RolloutService in a thread, with the real queue and engine, and plays the trainer."""
 
-    def __init__(self, base_port: int, engine: Engine, trainer: QueueClient, folder: Path) -> None:
-        self.base_port, self.engine, self.trainer, self.folder = base_port, engine, trainer, folder
+    def __init__(self, base_port: int, trainer: Trainer, folder: Path) -> None:
+        self.base_port, self.trainer, self.folder = base_port, trainer, folder
         self._runs = itertools.count()
-
-    @staticmethod
-    def endpoints(topology: Topology) -> Endpoints:
-        return queue_endpoints(topology, RUN_ID)
 
     def context(self, recipe: Recipe, folder: Path) -> Context:
         topology = topology_of(recipe, self.base_port)
@@ -109,7 +179,7 @@ class Play:
         )
 
     def run(
-        self, recipe: Recipe, steps: int | None = None, before_gate: Callable[[int], None] | None = None
+        self, recipe: Recipe, steps: int | None = None, before_gate: Callable[[int], None] = lambda step: None
     ) -> Trained:
         """Rollout and trainer to the stop gate after `steps` batches (all). Whatever rollout raises is raised here."""
         run = next(self._runs)
@@ -127,77 +197,19 @@ class Play:
                 service.close()
                 service.timeline.close()
 
-        self.engine.load(recipe.model, 0)
+        def check() -> None:
+            if failure:
+                raise failure[0]
+
+        steps = recipe.steps if steps is None else steps
         thread = threading.Thread(target=perform, name="rollout")
         thread.start()
         try:
-            self.train(f"run{run}", recipe, recipe.steps if steps is None else steps, trained, failure, before_gate)
+            self.trainer.train(f"run{run}", recipe, steps, trained, check, before_gate)
         finally:
             thread.join(DEADLINE)
             assert not thread.is_alive(), f"rollout did not end; it is {service.health()}"
             if failure:
-                self._clear_all()
-                raise failure[0]
+                self.trainer.clear_all()
+                check()
         return trained
-
-    def _clear_all(self) -> None:
-        """Leave nothing of a failed run to the next one (but gates that it never acknowledged)."""
-        for partition, consumer in (("train", None), ("gen_gate", "gates"), ("eval", "evaluations")):
-            try:
-                self.trainer.clear(self.trainer.take(partition, consumer, timeout=0))
-            except QueueTimeout:
-                continue  # nothing there
-
-    def train(
-        self,
-        incarnation: str,
-        recipe: Recipe,
-        steps: int,
-        trained: Trained,
-        failure: list[BaseException],
-        before_gate: Callable[[int], None] | None,
-    ) -> None:
-        for step in range(steps + 1):
-            if step > 0:
-                rows = self._take("train", failure, recipe.batch_size)
-                trained.batches.append(self.trainer.read(rows))
-                self.trainer.clear(rows)
-                self.engine.load(recipe.model, step)
-            if before_gate is not None:
-                before_gate(step)
-            self.gate(incarnation, step, step * recipe.batch_size, stop=step == steps)
-        rows = self._take("gen_gate", failure, steps + 1, "gates")  # complete once rollout has acknowledged each
-        self.trainer.clear(rows)
-        table = self.trainer.table()["eval"]
-        if table["rows"]:
-            rows = self.trainer.take("eval", "evaluations", timeout=0)
-            columns: dict[str, Any] = self.trainer.read(rows)
-            trained.evaluations = [
-                {name: columns[name][i] if name == "uid" else columns[name][i].item() for name in columns}
-                for i in range(len(rows))
-            ]
-            self.trainer.clear(rows)
-
-    def gate(self, incarnation: str, step: int, retired: int, stop: bool) -> None:
-        self.trainer.put(
-            "gen_gate",
-            {
-                "uid": [f"{incarnation}.{step}"],
-                "incarnation": [incarnation],
-                "gate_step": [step],
-                "weight_version": [step],
-                "samples_retired": [retired],
-                "stop": [stop],
-            },
-        )
-
-    def _take(self, partition: str, failure: list[BaseException], count: int, consumer: str | None = None) -> Any:
-        """Wait for `count` rows; the failure of rollout ends the wait."""
-        for _ in range(int(DEADLINE / 0.5)):
-            if failure:
-                raise failure[0]
-            try:
-                return self.trainer.take(partition, consumer, at_least=count, at_most=count, timeout=0.5)
-            except QueueTimeout as timeout:
-                last = timeout
-        raise last

@@ -77,6 +77,11 @@ def recipe_of(
     )
 
 
+def recipe() -> Recipe:
+    """Two replicas of rollout, for processes that load this file."""
+    return recipe_of(RolloutConfig(group_size=2), replicas=2, steps=2, name="two_replicas")
+
+
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ def group_rows(group: Group) -> dict[str, list[Any]]:
 
 def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
     """A line of trajectories.jsonl for each sample. step: of metrics.jsonl, the one that trains it."""
+    answer = group.example.answer  # anything that pickles, for the reward's sake; not all of it is JSON
     for index, sample in enumerate(group.samples):
         episode, versions = sample.episode, sample.episode.written_versions
         yield {
@@ -44,7 +45,7 @@ def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
             "prompt": [dict(message) for message in group.example.messages],
             "response": sample.text,
             "reward": sample.reward,
-            "answer": group.example.answer,
+            "answer": answer if isinstance(answer, (str, int, float, type(None))) else str(answer),
             "response_tokens": sum(episode.loss_mask),
             "weight_versions": [min(versions), max(versions)],
             "finish_reason": episode.finish_reason,

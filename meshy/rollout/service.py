@@ -52,7 +52,7 @@ class RolloutService(Service):
             replica=context.replica.index,
             replicas=context.group.replicas,
         )
-        self.doing = "starting"
+        self.evaluating: int | None = None  # the weight version
         self.rows_put = 0
         self._runner = asyncio.Runner()
         self._closing: list[RewardPool | AsyncQueueClient] = []
@@ -134,7 +134,6 @@ class RolloutService(Service):
 
     async def _follow_gates(self) -> None:
         while True:
-            self.doing = "waiting for a gate"
             rows = await self.rows.take(GEN_GATE)
             for index, gate in await self._gates_of(rows):
                 await self._pass(gate)
@@ -160,10 +159,11 @@ class RolloutService(Service):
     async def _pass(self, gate: Gate) -> None:
         """Evaluate if this gate asks for it, then start what it allows."""
         if self._evaluates_at(gate):
-            self.doing = f"evaluating weights v{gate.weight_version}"
+            self.evaluating = gate.weight_version
             result = await evaluate(self.maker, self.eval_prompts, self.config.eval_prompts, gate.weight_version)
             self.log.info("weights v%d: accuracy %.3f", result.weight_version, result.accuracy)
             await self.rows.put(EVAL, result.row(gate.gate_step))
+            self.evaluating = None
         self.pacing.open(gate)
         self._start_groups()
 
@@ -176,7 +176,6 @@ class RolloutService(Service):
     def _start_groups(self) -> None:
         """Start every group that the gates and `max_in_flight` allow now."""
         while self._has_room() and (slot := self.pacing.next()) is not None:
-            self.doing = f"generating batch {slot.batch}"
             self._groups.create_task(self._serve(slot), name=f"group {slot.position}")
 
     def _has_room(self) -> bool:
@@ -236,6 +235,12 @@ class RolloutService(Service):
         index, file = self.context.replica.index, self.context.folder.trajectories
         return file if index == 0 else file.with_suffix(f".{index}.jsonl")
 
+    @property
+    def doing(self) -> str:
+        if self.evaluating is not None:
+            return f"evaluating weights v{self.evaluating}"
+        return f"generating batch {self.pacing.open_batches - 1}" if self.pacing.in_flight else "waiting for a gate"
+
     def health(self) -> dict[str, Any]:
         return {
             "doing": self.doing,
@@ -247,13 +252,13 @@ class RolloutService(Service):
         }
 
     def metrics(self) -> dict[str, float]:
-        failed = {f"rollout/failed/{reason.replace(' ', '_')}": n for reason, n in self.pacing.failures.items()}
+        failures = dict(self.pacing.failures)  # a copy: this is another thread than the loop's
         return {
             "rollout/groups_in_flight": len(self.pacing.in_flight),
             "rollout/groups_completed": self.pacing.completed,
-            "rollout/groups_failed": self.pacing.failures.total(),
+            "rollout/groups_failed": sum(failures.values()),
             "rollout/rows": self.rows_put,
-            **failed,
+            **{f"rollout/failed/{reason.replace(' ', '_')}": count for reason, count in failures.items()},
         }
 
 

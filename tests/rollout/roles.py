@@ -140,6 +140,12 @@ def failing_for_some(sample: RewardSample) -> float:
     return float(len(sample.response))
 
 
+def failing_for_one_held_out(sample: RewardSample) -> float:
+    if sample.answer == "e0":
+        raise ValueError("no score for e0")
+    return 1.0
+
+
 def hanging_for_one(sample: RewardSample) -> float:
     """Never returns for prompt `t1`."""
     while sample.answer == "t1":

@@ -109,6 +109,12 @@ def test_a_reward_that_always_fails_ends_the_run_with_counts(play: Play):
         play.run(recipe)
 
 
+def test_groups_that_take_too_long_are_replaced_until_too_many_have(play: Play):
+    config = RolloutConfig(group_size=4, evaluate=False, max_failed_groups=1, group_deadline=0.001)
+    with pytest.raises(NothingSurvives, match=r"group deadline \(2\)"):
+        play.run(recipe_of(config))
+
+
 def test_groups_of_one_over_several_epochs_of_few_prompts(play: Play):
     config = RolloutConfig(group_size=1, evaluate=False, allow_repeats=True)
     trained = play.run(recipe_of(config, data_options={"train": 3}))
@@ -127,8 +133,10 @@ def test_a_stop_gate_before_the_last_batch_is_honoured(play: Play):
 
 def test_evaluations_at_every_gate_of_some_prompts_and_a_bound_on_samples_in_flight(play: Play):
     config = RolloutConfig(group_size=2, eval_every=2, eval_prompts=3, max_in_flight=2, log_trajectories=0.5)
-    trained = play.run(recipe_of(config, steps=4))
+    options = {"reward": f"{HERE}:failing_for_one_held_out"}
+    trained = play.run(recipe_of(config, steps=4, data_options=options))
     check_lock_step(trained)
+    assert all(row["accuracy"] == pytest.approx(2 / 3) for row in trained.evaluations)  # no score counts as 0
     assert [(row["weight_version"], row["count"]) for row in trained.evaluations] == [(0, 3), (2, 3), (4, 3)]
     assert sorted({line["position"] for line in trained.trajectories}) == list(range(1, 16, 2))
 

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.inference.models import build, serve
+
+OPTIONS = ("--context-length", "1024", "--max-running-requests", "16")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two sets of weights of one model."""
+    root = tmp_path_factory.mktemp("models")
+    return tuple(build(root / str(seed), "qwen3_grouped_untied", seed=seed) for seed in (0, 1))
+
+
+@pytest.fixture(scope="session")
+def replicas(folders: tuple[Path, Path]) -> Iterator[list[str]]:
+    """Two servers with the first weights, as version 0."""
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        starting = [pool.submit(lambda: stack.enter_context(serve(folders[0], *OPTIONS))) for _ in range(2)]
+        yield [future.result()[0] for future in starting]
+
+
+@pytest.fixture
+def pristine(replicas: list[str], folders: tuple[Path, Path]) -> Iterator[list[str]]:
+    """The same servers for a test that loads weights or pauses: they serve version 0 again afterwards."""
+    import asyncio
+
+    from meshy.generation import GenerationClient
+
+    yield replicas
+
+    async def reset() -> None:
+        async with GenerationClient(replicas) as client:
+            await client.publish_from_disk(folders[0], 0)
+
+    asyncio.run(reset())

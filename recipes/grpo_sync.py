@@ -25,7 +25,7 @@ def recipe(model: str = DEMO_MODEL, data: str | None = None, gpus: int = 2) -> R
         data=data or ("meshy.data.addition:addition" if demo else "meshy.data.gsm8k:gsm8k"),
         steps=60 if demo else 200,
         deterministic=demo,
-        sampling=Sampling(temperature=1.0, max_new_tokens=88 if demo else 1024),
+        sampling=Sampling(temperature=1.0, max_new_tokens=80 if demo else 1024),
         context_length=128 if demo else 2048,
         groups=(
             ServiceGroup(
@@ -36,7 +36,7 @@ def recipe(model: str = DEMO_MODEL, data: str | None = None, gpus: int = 2) -> R
             ),
             ServiceGroup(
                 id="trainer",
-                config=TrainerConfig(batch_size=128 if demo else 1024, lr=5e-4 if demo else 1e-6),
+                config=TrainerConfig(batch_size=128 if demo else 1024, lr=1e-4 if demo else 1e-6),
                 gpus_per_replica=trainers,
                 wait_for=("inference",),
             ),

@@ -41,7 +41,7 @@ def _examples(split: str, count: int, rng: random.Random, max_digits: int) -> tu
     return tuple(examples)
 
 
-def addition(*, seed: int = 0, max_digits: int = 6, train_size: int = 8192, evaluation_size: int = 256) -> Task:
+def addition(*, seed: int = 0, max_digits: int = 5, train_size: int = 8192, evaluation_size: int = 256) -> Task:
     """Addition of numbers with up to `max_digits` digits. `seed` draws the training prompts."""
     if max_digits < 1:
         raise ValueError(f"addition: max_digits is {max_digits}; it must be at least 1")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from meshy.device import distributed_backend
+from meshy.device import device_kind, distributed_backend
 
 # What torchrun or an outer program may have left behind, and a library might believe.
 FOREIGN = ("GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
@@ -36,6 +36,8 @@ class ProcessGroups:
         self.place = place
         timeout = timedelta(seconds=collective_timeout)
         define_environment(place)
+        if device_kind() == "cuda":
+            torch.cuda.set_device(place.local_rank)
         dist.init_process_group(distributed_backend(), timeout=timeout)
         self.compute = dist.group.WORLD
         self.control = dist.new_group(backend="gloo", timeout=timeout)
@@ -69,7 +71,7 @@ def define_environment(place: Place) -> None:
         RANK=str(place.rank),
         WORLD_SIZE=str(place.world_size),
         LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE="1" if torch.cuda.is_available() else str(place.world_size),
+        LOCAL_WORLD_SIZE="1",  # every process sees its own devices only
         MASTER_ADDR=place.host,
         MASTER_PORT=str(place.port),
     )

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from meshy.algorithms.interface import LossConfig
 from meshy.device import device_kind
 from meshy.importing import load
@@ -25,10 +23,6 @@ def engine_config(
 ) -> EngineConfig:
     """Resolves what the configuration leaves to the machine."""
     on_gpu = device_kind() == "cuda"
-    backend = config.spmd_backend
-    if backend is None:
-        recent = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
-        backend = "spmd_types" if recent else "partial_dtensor"
     precision = config.mixed_precision
     if precision == "auto":
         precision = "bfloat16" if on_gpu else "float32"
@@ -39,7 +33,7 @@ def engine_config(
         dtype=config.dtype,
         mixed_precision=precision,
         activation_checkpointing=config.activation_checkpointing,
-        spmd_backend=backend,
+        spmd_backend=config.spmd_backend,
         compile=config.compile,
         deterministic=deterministic and on_gpu,
         betas=config.betas,

@@ -42,8 +42,8 @@ class TrainerConfig(ServiceConfig):
         on CPUs, whichever is faster. tokens_per_micro_batch: bound on a forward pass, padding included; None takes
         16384 on GPUs and 1024 on CPUs, where what fits the caches is fastest, or a whole row if that is longer.
         dtype: of stored parameters and optimiser state; mixed_precision: of the parameters while they compute.
-        activation_checkpointing: none, selective, full. spmd_backend: TorchTitan's; None picks what this torch takes.
-        collective_timeout: seconds that ranks wait for one another at most.
+        activation_checkpointing: none, selective, full. spmd_backend: TorchTitan's; torch 2.13 takes "partial_dtensor"
+        only. collective_timeout: seconds that ranks wait for one another at most.
     """
 
     service: ClassVar[str] = "meshy.training.service:TrainerService"
@@ -87,7 +87,7 @@ class TrainerConfig(ServiceConfig):
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] | None = None
+    spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] = "partial_dtensor"
     compile: bool = False
     collective_timeout: float = 600.0
 

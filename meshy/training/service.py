@@ -34,6 +34,7 @@ class TrainerService(SpmdService):
         super().__init__(context)
         self.step = 0
         self.doing = "starting"
+        self.collector: Collector | None = None
         self._metrics: MetricsWriter | None = None
         self._replicas: Replicas | None = None
         self._last: dict[str, Any] = {}
@@ -123,6 +124,7 @@ class TrainerService(SpmdService):
 
     def _one_step(self, started: float) -> float:
         """Version `self.step` becomes the next one. Returns when the gate was open: the step's end."""
+        assert self.collector is not None
         version, step = self.step, self.step + 1
         self.doing = f"waiting for batch {version}"
         batch = self.collector.collect()
@@ -225,7 +227,7 @@ class TrainerService(SpmdService):
                 self._metrics.evaluation({name: getattr(v, "item", lambda v=v: v)() for name, v in values.items()})
             self.queue.clear(rows)
 
-    # ------------------------------------------------------------------------------------------------------------------
+    # What others see, and the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self._metrics is not None:
@@ -235,7 +237,7 @@ class TrainerService(SpmdService):
         super().close()
 
     def health(self) -> dict[str, Any]:
-        have = self.collector.have if "collector" in self.__dict__ else 0
+        have = self.collector.have if self.collector is not None else 0
         return {"step": self.step, "steps": self.recipe.steps, "doing": self.doing, "rows": have, "rank": self.rank}
 
     def metrics(self) -> dict[str, float]:

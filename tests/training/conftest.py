@@ -2,11 +2,15 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from meshy.training.weights import write_weights
 from tests.training.models import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -14,17 +18,20 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Path:
-    """A folder with the four small models."""
+    """A folder with the four small models, and one of them in bfloat16."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("qwen3_tied", "qwen3", "qwen2_tied", "qwen2"):
         make_model(name, folder)
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "qwen3_tied/model.safetensors").items()}
+    write_weights(folder / "qwen3_bf16", weights.items(), folder / "qwen3_tied")
     return folder
 
 
 @pytest.fixture(scope="session")
 def computed(models) -> dict[int, dict]:
     """What one rank and what two ranks computed, by the number of ranks: real processes, gloo."""
-    return {world: run_ranks(models, world) for world in (1, 2)}
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((1, 2), pool.map(partial(run_ranks, models), (1, 2)), strict=True))
 
 
 def run_ranks(folder: Path, world: int) -> dict:

@@ -53,7 +53,8 @@ class Rank:
         learner.engine.optimizers.zero_grad()
         plan = self.plan(samples, budget, learner.engine.config.packed)
         sums = learner.accumulate(samples, plan)
-        named = learner.engine.model.named_parameters()
+        parameters = learner.engine.model.named_parameters()
+        named = [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in parameters]
         gradient = {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in named}
         return {"micro_batches": len(plan.ranks[0]), "sums": sums, "gradient": gradient}
 
@@ -69,6 +70,10 @@ class Rank:
             learner = self.learner(aggregation=aggregation)
             for budget in (1, 10_000):
                 results[f"{aggregation} {budget}"] = self.gradient(learner, samples, budget)
+        for name in ("full", "selective"):
+            results[f"checkpointing {name}"] = self.gradient(self.learner(activation_checkpointing=name), samples, 60)
+        results["bf16"] = self.gradient(self.learner(mixed_precision="bfloat16"), samples, 60)
+        results["bf16 file"] = self.gradient(self.learner("qwen3_bf16"), samples, 60)
         masked = {i: Sample(s.tokens, torch.zeros_like(s.loss_mask), s.columns) for i, s in samples.items()}
         results["all masked"] = self.gradient(learner, masked, 60)
         results["one sample"] = self.gradient(self.learner(), {0: samples[0]}, 60)

@@ -67,6 +67,23 @@ def test_the_same_for_other_aggregations(computed, how):
 
 
 @pytest.mark.parametrize("world", [1, 2])
+def test_activation_checkpointing_changes_nothing(computed, world):
+    reference = computed[1]["gradients"][REFERENCE]
+    for name in ("full", "selective"):
+        result = computed[world]["gradients"][f"checkpointing {name}"]
+        assert relative(result["gradient"], reference["gradient"]) < 1e-6
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_lower_precision_stays_close_and_keeps_float32_gradients(computed, world):
+    reference = computed[1]["gradients"][REFERENCE]["gradient"]
+    for name in ("bf16", "bf16 file"):  # computing in bf16; a model stored in bf16, trained in fp32
+        gradient = computed[world]["gradients"][name]["gradient"]
+        assert {g.dtype for g in gradient.values()} == {torch.float32}
+        assert 1e-5 < relative(gradient, reference) < 0.1, name
+
+
+@pytest.mark.parametrize("world", [1, 2])
 def test_a_fully_masked_batch_gives_zero_loss_and_zero_gradient(computed, world):
     result = computed[world]["gradients"]["all masked"]
     assert result["sums"]["loss"] == 0.0

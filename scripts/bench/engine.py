@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,9 @@ from meshy.recipe import Sampling
 VOCAB = 96  # ids in prompts are below it
 PROMPT = (12, 28)  # tokens, from and to
 CONTEXT = 640
+
+
+Prompts = list[list[int]]
 
 
 def make_model(folder: Path) -> None:
@@ -60,10 +64,10 @@ def without_end(source: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def workload(count: int, long_tail: bool) -> tuple[list[list[int]], list[int]]:
+def workload(count: int, long_tail: bool) -> tuple[Prompts, list[int]]:
     """Prompts and response lengths; groups of 4 share a prompt, as in training."""
     rng = np.random.default_rng(1)
-    prompts: list[list[int]] = []
+    prompts: Prompts = []
     while len(prompts) < count:
         prompts += [rng.integers(2, VOCAB, rng.integers(*PROMPT)).tolist()] * 4
     if not long_tail:
@@ -72,7 +76,7 @@ def workload(count: int, long_tail: bool) -> tuple[list[list[int]], list[int]]:
     return prompts[:count], lengths
 
 
-def run_generate(model: torch.nn.Module, prompts: list[list[int]], lengths: list[int], batch: int) -> float:
+def run_generate(model: torch.nn.Module, prompts: Prompts, lengths: list[int], batch: int) -> float:
     """Seconds that `transformers` takes, in batches in order of arrival, each until its longest response has ended."""
     start = time.perf_counter()
     for first in range(0, len(prompts), batch):
@@ -82,16 +86,14 @@ def run_generate(model: torch.nn.Module, prompts: list[list[int]], lengths: list
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
         count = max(lengths[first : first + batch])
         with torch.inference_mode():
-            out = model.generate(
+            model.generate(
                 ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=count,
-                min_new_tokens=count, pad_token_id=1, eos_token_id=None, return_dict_in_generate=True,
-                output_logits=True,
+                min_new_tokens=count, pad_token_id=1, eos_token_id=None,
             )  # fmt: skip
-            torch.stack(out.logits, 1).log_softmax(-1)
     return time.perf_counter() - start
 
 
-def run_engine(engine: Engine, prompts: list[list[int]], lengths: list[int]) -> float:
+def run_engine(engine: Engine, prompts: Prompts, lengths: list[int]) -> float:
     """Seconds that the engine takes in process; the requests beyond its slots wait in its own queue."""
     done, left = threading.Event(), [len(prompts)]
 
@@ -115,7 +117,7 @@ def run_engine(engine: Engine, prompts: list[list[int]], lengths: list[int]) -> 
     return time.perf_counter() - start
 
 
-async def run_http(url: str, prompts: list[list[int]], lengths: list[int], in_flight: int) -> float:
+async def run_http(url: str, prompts: Prompts, lengths: list[int], in_flight: int) -> float:
     """Seconds through the client, `in_flight` requests at a time."""
     async with GenerationClient([url], vocab_size=VOCAB, max_in_flight=in_flight) as client:
         await client.wait_ready(60)
@@ -145,8 +147,13 @@ async def client_cost(url: str, count: int = 300) -> float:
     return statistics.median(samples)
 
 
-def best(measure, repeats: int) -> float:
-    return min(measure() for _ in range(repeats))
+def interleaved(repeats: int, **contestants: Callable[[], float]) -> dict[str, float]:
+    """The least seconds of each contestant, all measured in turn, so that the machine's moods meet them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, measure in contestants.items():
+            seconds[name].append(measure())
+    return {name: min(taken) for name, taken in seconds.items()}
 
 
 def main() -> None:
@@ -172,38 +179,43 @@ def main() -> None:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    result: dict[str, float] = {}
-    count, in_flight = arguments.requests, arguments.in_flight
+    count, in_flight, repeats = arguments.requests, arguments.in_flight, arguments.repeats
     runner = ModelRunner(folder, device=torch.device("cpu"), dtype=None, slots=in_flight, context_length=CONTEXT)
     engine = Engine(runner, max_running=in_flight)
     engine.start()
-    for name, long_tail in (("equal", False), ("long_tail", True)):
-        prompts, lengths = workload(count, long_tail)
-        run_engine(engine, prompts[:64], [8] * 64)
-        seconds = best(lambda p=prompts, n=lengths: run_engine(engine, p, n), arguments.repeats)
-        result[f"{name}/engine_tokens_per_s"] = sum(lengths) / seconds
-        if arguments.only is None:
-            result |= against_generate(folder, name, prompts, lengths, in_flight, result, arguments.repeats)
-    engine.close()
+    run_engine(engine, *workload(64, False))
+    result: dict[str, float] = {}
+    if arguments.only != "http":
+        for name, long_tail in (("equal", False), ("long_tail", True)):
+            result |= against_generate(engine, folder, name, *workload(count, long_tail), in_flight, repeats)
     if arguments.only != "engine":
-        result |= through_http(folder, prompts, lengths, in_flight, result["long_tail/engine_tokens_per_s"], arguments)
+        result |= through_http(engine, folder, *workload(count, True), in_flight, repeats)
+    engine.close()
     return {key: round(value, 3) for key, value in result.items()}
 
 
-def against_generate(folder, name, prompts, lengths, in_flight, result, repeats) -> dict[str, float]:
+def against_generate(
+    engine: Engine, folder: Path, name: str, prompts: Prompts, lengths: list[int], in_flight: int, repeats: int
+) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     run_generate(model, prompts[:16], [4] * 16, 16)
-    seconds = best(lambda: run_generate(model, prompts, lengths, in_flight), repeats)
-    speed = sum(lengths) / seconds
+    seconds = interleaved(
+        repeats,
+        engine=lambda: run_engine(engine, prompts, lengths),
+        generate=lambda: run_generate(model, prompts, lengths, in_flight),
+    )
     return {
-        f"{name}/generate_tokens_per_s": speed,
-        f"{name}/engine_over_generate": result[f"{name}/engine_tokens_per_s"] / speed,
+        f"{name}/engine_tokens_per_s": sum(lengths) / seconds["engine"],
+        f"{name}/generate_tokens_per_s": sum(lengths) / seconds["generate"],
+        f"{name}/engine_over_generate": seconds["generate"] / seconds["engine"],
     }
 
 
-def through_http(folder, prompts, lengths, in_flight, in_process, arguments) -> dict[str, float]:
+def through_http(
+    engine: Engine, folder: Path, prompts: Prompts, lengths: list[int], in_flight: int, repeats: int
+) -> dict[str, float]:
     command = [
         sys.executable, "-m", "meshy.inference.embedded", "--model-path", str(folder), "--port", "0", "--threads", "1",
         "--max-running-requests", str(in_flight), "--context-length", str(CONTEXT),
@@ -214,13 +226,20 @@ def through_http(folder, prompts, lengths, in_flight, in_process, arguments) -> 
         assert server.stdout is not None
         url = next(line.split()[-1] for line in server.stdout if line.startswith("ready on"))
         asyncio.run(run_http(url, prompts[:64], [8] * 64, in_flight))
-        seconds = best(lambda: asyncio.run(run_http(url, prompts, lengths, in_flight)), arguments.repeats)
-        speed = sum(lengths) / seconds
+        seconds = interleaved(
+            repeats,
+            engine=lambda: run_engine(engine, prompts, lengths),
+            http=lambda: asyncio.run(run_http(url, prompts, lengths, in_flight)),
+        )
         cost = asyncio.run(client_cost(url))
     finally:
         server.terminate()
         server.wait(20)
-    return {"http/tokens_per_s": speed, "http/over_in_process": speed / in_process, "client/ms_per_request": cost}
+    return {
+        "http/tokens_per_s": sum(lengths) / seconds["http"],
+        "http/over_in_process": seconds["engine"] / seconds["http"],
+        "client/ms_per_request": cost,
+    }
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from meshy.inference.embedded import attention
+from meshy.inference.embedded.engine import Engine
 from meshy.inference.embedded.request import Request
+from meshy.inference.embedded.runner import ModelRunner
 from tests.inference.conftest import request
-from tests.inference.models import SHAPES, VOCAB
+from tests.inference.models import CONTEXT, SHAPES, VOCAB
 
 TOLERANCE = 1e-5
 
@@ -107,3 +111,31 @@ def test_a_model_with_foreign_layers_is_refused(tmp_path, new_bench):
     Qwen3NextForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="linear_attention"):
         new_bench(tmp_path)
+
+
+def test_the_fused_attention_of_gpus_equals_the_exact_one():
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(5, 2, 3, 16), torch.randn(5, 2, 160, 16), torch.randn(5, 2, 160, 16)
+    lengths = torch.tensor([1, 32, 100, 129, 160])
+    mask = torch.zeros(5, 1, 1, 160).masked_fill(torch.arange(160) >= lengths[:, None, None, None], -torch.inf)
+    exact, fused = (
+        attend(query, keys, values, mask, 0.25) for attend in (attention._attend_exactly, attention._attend_fused)
+    )
+    torch.testing.assert_close(fused, exact, atol=1e-6, rtol=1e-5)
+
+
+def test_a_lower_precision_serves_and_takes_full_precision_weights(folder, model_folders):
+    runner = ModelRunner(folder, device=torch.device("cpu"), dtype=torch.bfloat16, slots=4, context_length=CONTEXT)
+    runner.load_weights(model_folders["other"])
+    assert {tensor.dtype for tensor in runner.model.parameters()} == {torch.bfloat16}
+    done: list[Request] = []
+    ended = threading.Event()
+    engine = Engine(runner, max_running=4, deliver=lambda news: (done.extend(news), ended.set()))
+    engine.start()
+    engine.submit([request("low", list(range(40)), 100)])
+    assert ended.wait(60)
+    engine.close()
+    rows = logprobs_of(reference(model_folders["other"]), done[0].tokens)[39:]
+    expected = rows.gather(1, torch.tensor(done[0].output)[:, None])[:, 0]
+    error = (torch.tensor(done[0].logprobs) - expected).abs()
+    assert 1e-5 < error.mean() < 0.1  # bfloat16 keeps three digits

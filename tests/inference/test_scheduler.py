@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshy.inference.embedded.attention import chunk_rows
 from meshy.inference.embedded.batch import flatten
 from meshy.inference.embedded.scheduler import Scheduler
 from tests.inference.conftest import request
@@ -82,3 +84,12 @@ def test_a_small_step_is_padded_to_four_rows():
     batch = flatten([request("d", [5], 9)], [])
     assert len(batch.tokens) == len(batch.positions) == len(batch.logit_rows) == 4
     assert len(batch.write_row) == 1
+
+
+def test_rows_are_attended_together_unless_that_reads_much_more():
+    alike = np.full(128, 40)
+    assert chunk_rows(alike) == [(0, 128, 64)]
+    uneven = alike.copy()
+    uneven[100] = 500
+    assert chunk_rows(uneven) == [(0, 32, 64), (32, 64, 64), (64, 96, 64), (96, 128, 512)]
+    assert chunk_rows(np.array([], dtype=np.int64)) == []

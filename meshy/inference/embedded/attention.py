@@ -20,12 +20,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import AttentionInterface
 
-from meshy.inference.embedded.batch import FlatBatch, PromptBlock, round_up
+from meshy.inference.embedded.batch import FlatBatch, Ints, PromptBlock, round_up
 from meshy.inference.embedded.cache import KEY_MULTIPLE, SlotCache
 
 ATTENTION = "meshy_slots"
 VALUE_BLOCK = 128
-ROW_CHUNK = 32  # decode rows attended at once; each chunk reads only as many keys as its longest row
+ROW_CHUNK = 32
+WHOLE_IS_FINE = 1.25  # all rows at once if that reads at most this many times the keys
 
 
 class SlotAttention:
@@ -95,18 +96,35 @@ class SlotAttention:
     def _decode_chunks(self, window: int | None) -> list[tuple[int, int, int, Tensor]]:
         """(first row, last row + 1, keys, additive mask [rows, 1, 1, keys]) of each chunk of decode rows."""
         if window not in self._masks:
-            chunks = []
-            for start in range(0, len(self._decode_lengths), ROW_CHUNK):
-                lengths = self._decode_lengths[start : start + ROW_CHUNK]
-                keys = round_up(int(lengths.max()), KEY_MULTIPLE)
-                place = np.arange(keys)
-                hidden = place >= lengths[:, None]
-                if window is not None:
-                    hidden |= place < lengths[:, None] - window
-                mask = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None]
-                chunks.append((start, start + len(lengths), keys, torch.from_numpy(mask).to(self._device)))
-            self._masks[window] = chunks
+            self._masks[window] = [
+                (start, stop, keys, self._mask(self._decode_lengths[start:stop], keys, window))
+                for start, stop, keys in chunk_rows(self._decode_lengths)
+            ]
         return self._masks[window]
+
+    def _mask(self, lengths: Ints, keys: int, window: int | None) -> Float[Tensor, "rows 1 1 keys"]:
+        place = np.arange(keys)
+        hidden = place >= lengths[:, None]
+        if window is not None:
+            hidden |= place < lengths[:, None] - window
+        mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
+        return torch.from_numpy(mask[:, None, None]).to(self._device)
+
+
+def chunk_rows(lengths: Ints) -> list[tuple[int, int, int]]:
+    """(first row, last row + 1, keys) of the pieces in which decode rows are attended.
+
+    Each piece reads as many keys as its longest row has; where pieces would hardly save any, there is only one.
+    """
+    chunks = []
+    for start in range(0, len(lengths), ROW_CHUNK):
+        piece = lengths[start : start + ROW_CHUNK]
+        chunks.append((start, start + len(piece), round_up(int(piece.max()), KEY_MULTIPLE)))
+    longest = max((keys for *_, keys in chunks), default=0)
+    reads = sum((stop - start) * keys for start, stop, keys in chunks)
+    if len(lengths) * longest <= WHOLE_IS_FINE * reads:
+        return [(0, len(lengths), longest)] if longest else []
+    return chunks
 
 
 def attend_slots(
@@ -119,17 +137,28 @@ def attend_slots(
     """One query per row against that row's keys; the query heads that share a key head go together."""
     heads, rows = query.shape[:2]
     kv_heads = keys.shape[1]
-    grouped = query.unflatten(0, (kv_heads, heads // kv_heads)).permute(2, 0, 1, 3)  # [rows, kv_heads, group, dim]
-    if query.device.type != "cpu":
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask.to(query.dtype), scale=scale)
-        return out.reshape(rows, heads, -1)
-    scores = torch.matmul(grouped, keys.transpose(2, 3)).mul_(scale).add_(mask)
+    grouped = query.unflatten(0, (kv_heads, heads // kv_heads)).permute(2, 0, 1, 3)
+    attend = _attend_exactly if query.device.type == "cpu" else _attend_fused
+    return attend(grouped, keys, values, mask, scale).reshape(rows, heads, -1)
+
+
+def _attend_fused(
+    query: Float[Tensor, "rows kv_heads group dim"], keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> Float[Tensor, "rows kv_heads group v_dim"]:
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask.to(query.dtype), scale=scale)
+
+
+def _attend_exactly(
+    query: Float[Tensor, "rows kv_heads group dim"], keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> Float[Tensor, "rows kv_heads group v_dim"]:
+    """The same with bits that do not depend on the number of keys read."""
+    scores = torch.matmul(query, keys.transpose(2, 3)).mul_(scale).add_(mask)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
     out = torch.matmul(weights[..., :VALUE_BLOCK], values[:, :, :VALUE_BLOCK])
     for start in range(VALUE_BLOCK, keys.shape[2], VALUE_BLOCK):
         stop = start + VALUE_BLOCK
         out += torch.matmul(weights[..., start:stop], values[:, :, start:stop])
-    return out.reshape(rows, heads, -1)
+    return out
 
 
 def attend_prompts(

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# What docs/gpu.md calls unverified, tried on a machine with one GPU or more; under ten minutes. Prints a line a check.
+#
+#     scripts/gpu_check.sh [PYTHON]        PYTHON: an interpreter with Meshy's dependencies (default: .venv/bin/python)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-.venv/bin/python}
+out=${OUT:-$(mktemp -d)}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} TOKENIZERS_PARALLELISM=false
+failed=0
+
+check() { # check NAME SECONDS COMMAND...: runs it, says whether it held, keeps its output
+    local name=$1 seconds=$2 began=$SECONDS
+    shift 2
+    if timeout "$seconds" "$@" >"$out/$name.log" 2>&1; then
+        echo "holds   $name ($((SECONDS - began)) s)"
+    else
+        echo "FAILS   $name ($((SECONDS - began)) s): $(tail -n 1 "$out/$name.log" | cut -c1-160)   whole output: $out/$name.log"
+        failed=1
+    fi
+}
+
+run() { # run SLOTS SETTINGS...: the first recipe on so many GPUs
+    local slots=$1
+    shift
+    "$python" -m torch.distributed.run --standalone --nproc-per-node "$slots" -m meshy.ignitor recipes/grpo_sync.py "$@"
+}
+
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+echo "$gpus GPU(s): $("$python" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none")')"
+[ "$gpus" -ge 1 ] || { echo "no GPU here: nothing to check"; exit 2; }
+
+check engine 120 "$python" -m pytest tests/inference/test_parity.py
+check trainer 150 "$python" -m pytest tests/training/test_engine.py
+if [ "$gpus" -ge 2 ]; then
+    check run 180 run 2 steps=5 rollout.eval_prompts=32 --run-dir "$out/run"
+    check packed_bf16 150 run 2 steps=3 trainer.packing=packed trainer.mixed_precision=bfloat16 --run-dir "$out/packed"
+else
+    echo "skipped run, packed_bf16: a disaggregated run needs two GPUs"
+fi
+exit $failed

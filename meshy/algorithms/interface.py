@@ -8,13 +8,14 @@ An estimator is any function `AdvantageInputs -> AdvantageOutput`; a loss is any
 `(LossInputs, LossConfig) -> LossOutput`. A recipe names them by import path.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+LossFunction = TypeVar("LossFunction", bound=Callable[..., Any])
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -93,3 +94,12 @@ class LossOutput:
 
     loss: Float[Tensor, ""]
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def vanishes_at_zero_advantage(loss: LossFunction) -> LossFunction:
+    """Says of a loss that a token of advantage 0 adds exactly nothing to it or to its gradient, whatever else is given.
+
+    The trainer then runs no backward for samples whose advantage is 0, often most of a batch: same gradient, less time.
+    """
+    loss.vanishes_at_zero_advantage = True  # type: ignore[attr-defined]
+    return loss

@@ -5,13 +5,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from meshy.algorithms.aggregation import aggregate
-from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput
+from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput, vanishes_at_zero_advantage
 from meshy.algorithms.kl import kl_estimate
 
 # exp() of a larger log-ratio overflows in fp32 once multiplied; so far off policy the exact value has no meaning.
 MAX_LOG_RATIO = 20.0
 
 
+@vanishes_at_zero_advantage
 def ppo_clip_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     """The clipped surrogate, aggregated as `config.aggregation` says.
 

@@ -74,8 +74,12 @@ class Learner:
         over all ranks."""
         counts = GlobalCounts(tokens=plan.tokens, sequences=plan.sequences)
         totals: dict[str, Tensor] = {}
-        for members in plan.ranks[self.groups.place.rank]:
-            for name, value in self._micro_step(self._batch(samples, members), counts).items():
+        rank = self.groups.place.rank
+        work = [(members, False) for members in plan.scored[rank]] + [(members, True) for members in plan.trained[rank]]
+        for members, with_gradient in work:
+            with torch.set_grad_enabled(with_gradient):
+                said = self._micro_step(self._batch(samples, members), counts)
+            for name, value in said.items():
                 totals[name] = totals[name] + value if name in totals else value
         names = sorted(totals)
         summed = self.groups.sum(torch.stack([totals[name].double() for name in names]).cpu())
@@ -96,7 +100,8 @@ class Learner:
             ),
             self.loss_config,
         )
-        self.engine.backward(output.loss)
+        if torch.is_grad_enabled():
+            self.engine.backward(output.loss)
         current = logprobs.detach()
         return {
             "loss": output.loss.detach(),
@@ -119,7 +124,7 @@ class Learner:
             for number, sample in samples.items()
         }
         for plan in plans:
-            for members in plan.ranks[self.groups.place.rank]:
+            for members in plan.of(self.groups.place.rank):
                 batch = self._batch(scored, members)
                 logprobs = token_logprobs(self.engine.logits(batch), batch.targets, self.temperature)[0].cpu()
                 written = [int(scored[number].loss_mask.sum()) for number in members]

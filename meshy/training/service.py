@@ -1,6 +1,7 @@
 """The trainer: take a batch, learn, publish, open the gate; until the recipe's steps are done."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class TrainerService(SpmdService):
     def _train(self, command: TrainBatch) -> dict[str, float]:
         """Read this rank's rows, learn from them; numbers over all ranks."""
         began = time.time()
-        mine = sorted({i for plan in command.plans for members in plan.ranks[self.rank] for i in members})
+        mine = sorted({i for plan in command.plans for members in plan.of(self.rank) for i in members})
         rows = command.rows.select(mine)
         data = self.queue.read(rows, (*RANK_COLUMNS, *self.extra))
         ages = staleness(rows, data, command.version, self.config.max_staleness)
@@ -156,17 +157,20 @@ class TrainerService(SpmdService):
         inputs = AdvantageInputs(rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids)
         advantages = self.advantage(inputs)
         config = self.config
+        without_gradient = []
+        if getattr(self.learner.loss, "vanishes_at_zero_advantage", False):
+            without_gradient = (advantages.advantages == 0).nonzero().flatten().tolist()
         command = TrainBatch(
             rows=batch.rows,
             advantages=tuple(advantages.advantages.tolist()),
-            plans=self._plans(batch),
+            plans=self._plans(batch, without_gradient),
             epochs=config.epochs,
             learning_rates=self._learning_rates(version),
             version=version,
         )
         return {**self.command(command), **advantages.metrics}
 
-    def _plans(self, batch: Batch) -> tuple[MiniBatchPlan, ...]:
+    def _plans(self, batch: Batch, without_gradient: Sequence[int]) -> tuple[MiniBatchPlan, ...]:
         """The batch's mini-batches; a single one keeps the order of the data, several are drawn at random."""
         config = self.config
         order = list(range(len(batch.rows)))
@@ -181,6 +185,7 @@ class TrainerService(SpmdService):
                 world_size=self.world_size,
                 tokens_per_micro_batch=self.learner.micro_batch_tokens,
                 packed=self.learner.engine.config.packed,
+                only_score=without_gradient,
             )
             for samples in mini_batches(order, config.mini_batches)
         )

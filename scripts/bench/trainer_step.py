@@ -67,7 +67,7 @@ def run_rank(rank: int, world: int, port: int, repeat: int) -> None:
         if rank == 0:
             rate = sum(lengths) / min(seconds)
             print(
-                f"{world} rank(s)  {layout:6}  budget {budget:5}  {len(plan.ranks[0]):2} micro-batches  "
+                f"{world} rank(s)  {layout:6}  budget {budget:5}  {len(plan.trained[0]):2} micro-batches  "
                 f"{min(seconds):.3f} s  {rate:7.0f} tokens/s",
                 flush=True,
             )

@@ -1,6 +1,7 @@
 """`python -m tests.training.rank FOLDER RANK WORLD PORT`: one rank of a small trainer; rank 0 saves the results."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +22,10 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 TEMPERATURE = 0.8
 
 
+def without_advantage(sample: Sample) -> Sample:
+    return replace(sample, columns={**sample.columns, "advantages": torch.zeros(len(sample.tokens))})
+
+
 class Rank:
     def __init__(self, folder: Path, groups: ProcessGroups) -> None:
         self.folder, self.groups = folder, groups
@@ -39,7 +44,7 @@ class Rank:
             recompute_old=recompute_old,
         )
 
-    def plan(self, samples: dict[int, Sample], budget: int, packed: bool):
+    def plan(self, samples: dict[int, Sample], budget: int, packed: bool, only_score: set[int]):
         return plan_mini_batch(
             sorted(samples),
             [len(samples[i].tokens) for i in sorted(samples)],
@@ -47,16 +52,19 @@ class Rank:
             world_size=self.groups.place.world_size,
             tokens_per_micro_batch=budget,
             packed=packed,
+            only_score=only_score,
         )
 
-    def gradient(self, learner: Learner, samples: dict[int, Sample], budget: int) -> dict:
+    def gradient(
+        self, learner: Learner, samples: dict[int, Sample], budget: int, only_score: set[int] = frozenset()
+    ) -> dict:
         learner.engine.optimizers.zero_grad()
-        plan = self.plan(samples, budget, learner.engine.config.packed)
+        plan = self.plan(samples, budget, learner.engine.config.packed, only_score)
         sums = learner.accumulate(samples, plan)
         parameters = learner.engine.model.named_parameters()
         named = [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in parameters]
         gradient = {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in named}
-        return {"micro_batches": len(plan.ranks[0]), "sums": sums, "gradient": gradient}
+        return {"micro_batches": len(plan.trained[0]), "sums": sums, "gradient": gradient}
 
     def gradients(self) -> dict:
         """The same batch in every way of cutting it."""
@@ -74,6 +82,11 @@ class Rank:
             results[f"checkpointing {name}"] = self.gradient(self.learner(activation_checkpointing=name), samples, 60)
         results["bf16"] = self.gradient(self.learner(mixed_precision="bfloat16"), samples, 60)
         results["bf16 file"] = self.gradient(self.learner("qwen3_bf16"), samples, 60)
+        for idle in ({0, 3, 5, 7, 8}, set(samples)):
+            zeroed = {i: without_advantage(s) if i in idle else s for i, s in samples.items()}
+            name = "all" if idle == set(samples) else "some"
+            results[f"{name} without advantage"] = self.gradient(self.learner(), zeroed, 60)
+            results[f"{name} only scored"] = self.gradient(self.learner(), zeroed, 60, idle)
         masked = {i: Sample(s.tokens, torch.zeros_like(s.loss_mask), s.columns) for i, s in samples.items()}
         results["all masked"] = self.gradient(learner, masked, 60)
         results["one sample"] = self.gradient(self.learner(), {0: samples[0]}, 60)

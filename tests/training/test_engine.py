@@ -83,6 +83,20 @@ def test_lower_precision_stays_close_and_keeps_float32_gradients(computed, world
         assert 1e-5 < relative(gradient, reference) < 0.1, name
 
 
+@pytest.mark.parametrize("which", ["some", "all"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_samples_without_advantage_need_no_backward(computed, world, which):
+    whole = computed[1]["gradients"][f"{which} without advantage"]
+    scored = computed[world]["gradients"][f"{which} only scored"]
+    assert scored["micro_batches"] < whole["micro_batches"]
+    for name, value in whole["sums"].items():
+        assert scored["sums"][name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    if which == "some":
+        assert relative(scored["gradient"], whole["gradient"]) < 1e-6
+    else:
+        assert all((gradient == 0).all() for gradient in scored["gradient"].values())
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_fully_masked_batch_gives_zero_loss_and_zero_gradient(computed, world):
     result = computed[world]["gradients"]["all masked"]

@@ -9,17 +9,32 @@ from meshy.training.plan import micro_batches, mini_batches, plan_mini_batch
 lengths_of = st.lists(st.integers(1, 100), min_size=0, max_size=60)
 
 
-@given(lengths=lengths_of, world=st.integers(1, 5), budget=st.integers(1, 400), packed=st.booleans())
-def test_every_sample_is_trained_once_within_the_budget_and_ranks_keep_in_step(lengths, world, budget, packed):
+@given(
+    lengths=lengths_of,
+    world=st.integers(1, 5),
+    budget=st.integers(1, 400),
+    packed=st.booleans(),
+    idle=st.sets(st.integers(0, 60)),
+)
+def test_every_sample_is_trained_once_within_the_budget_and_ranks_keep_in_step(lengths, world, budget, packed, idle):
     written = [length // 2 for length in lengths]
     plan = plan_mini_batch(
-        range(len(lengths)), lengths, written, world_size=world, tokens_per_micro_batch=budget, packed=packed
+        range(len(lengths)),
+        lengths,
+        written,
+        world_size=world,
+        tokens_per_micro_batch=budget,
+        packed=packed,
+        only_score=idle,
     )
-    assert len(plan.ranks) == world and len({len(batches) for batches in plan.ranks}) == 1
-    used = Counter(sample for rank in plan.ranks for batch in rank for sample in batch)
+    assert len(plan.trained) == len(plan.scored) == world
+    assert len({len(batches) for batches in plan.trained}) == len({len(batches) for batches in plan.scored}) == 1
+    assert len(plan.trained[0]) >= 1  # every rank runs backward, if only over nothing
+    used = Counter(sample for rank in range(world) for batch in plan.of(rank) for sample in batch)
     assert used == Counter(range(len(lengths)))
-    for rank in plan.ranks:
-        for batch in rank:
+    assert {sample for rank in plan.scored for batch in rank for sample in batch} == idle & set(range(len(lengths)))
+    for rank in range(world):
+        for batch in plan.of(rank):
             sizes = [lengths[i] for i in batch]
             assert len(batch) <= 1 or (sum(sizes) if packed else len(sizes) * max(sizes)) <= budget
     assert plan.tokens == sum(written) and plan.sequences == sum(w > 0 for w in written)
@@ -30,7 +45,7 @@ def test_ranks_get_equal_tokens_up_to_one_sample(lengths, world):
     plan = plan_mini_batch(
         range(len(lengths)), lengths, lengths, world_size=world, tokens_per_micro_batch=100, packed=True
     )
-    loads = [sum(lengths[i] for batch in rank for i in batch) for rank in plan.ranks]
+    loads = [sum(lengths[i] for batch in rank for i in batch) for rank in plan.trained]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 

@@ -58,13 +58,15 @@ class Story:
 
     def _look(self) -> None:
         """Ask each service how it is until all are ready."""
-        waiting = list(self._run.topology.processes)
+        controller = self._run.topology.controller
+        waiting = {"queue": (controller.host, controller.ports[3])}
+        waiting |= {process.name: (process.host, process.admin_port) for process in self._run.topology.processes}
         while waiting and not self._over.is_set():
-            for process in list(waiting):
-                state = ask(process.host, process.admin_port, "/health").get("state", "loading")
-                self._progress.state(process.name, state)
+            for name, (host, port) in list(waiting.items()):
+                state = ask(host, port, "/health").get("state", "loading")
+                self._progress.state(name, state)
                 if state == "ready":
-                    waiting.remove(process)
+                    del waiting[name]
             self._over.wait(LOOK_SECONDS)
 
     def _queue_depth(self) -> str | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from meshy.observe.ask import ask_json
 from meshy.queue.endpoints import Endpoints, storage_role
 
 READY_POLL_SECONDS = 0.05
@@ -24,8 +24,7 @@ def serve_admin(endpoints: Endpoints, table: Callable[[], dict[str, Any]]) -> Th
         def do_GET(self) -> None:
             if self.path == "/health":
                 silent = silent_units(endpoints)
-                body = {"status": "starting" if silent else "ok", "run_id": endpoints.run_id, "silent": silent}
-                self._reply(503 if silent else 200, body)
+                self._reply(503 if silent else 200, health(silent))
             elif self.path == "/table":
                 self._reply(200, table())
             else:
@@ -41,6 +40,19 @@ def serve_admin(endpoints: Endpoints, table: Callable[[], dict[str, Any]]) -> Th
 
         def log_message(self, format: str, *args: Any) -> None:
             """Requests are not worth a line each."""
+
+    since = time.time()
+
+    def health(silent: list[str]) -> dict[str, Any]:
+        """As services answer it."""
+        return {
+            "service": "queue",
+            "run_id": endpoints.run_id,
+            "pid": os.getpid(),
+            "state": "starting" if silent else "ready",
+            "since": since,
+            "detail": f"no answer from {', '.join(silent)}" if silent else "",
+        }
 
     server = ThreadingHTTPServer((endpoints.controller.host, endpoints.controller.admin), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 60.0}, name="admin", daemon=True).start()
@@ -58,12 +70,6 @@ def silent_units(endpoints: Endpoints) -> list[str]:
     return silent
 
 
-def fetch(endpoints: Endpoints, path: str, timeout: float = 5.0) -> dict[str, Any]:
-    """GET a path of the controller's admin endpoint. Raises OSError if there is no answer or a bad one."""
-    with urllib.request.urlopen(endpoints.controller.admin_url + path, timeout=timeout) as answer:
-        return json.load(answer)
-
-
 def wait_until_ready(endpoints: Endpoints, deadline: float, check: Callable[[], None] = lambda: None) -> None:
     """Return once the whole queue of this run serves. `check` is called between looks and may raise (a process died).
 
@@ -74,13 +80,14 @@ def wait_until_ready(endpoints: Endpoints, deadline: float, check: Callable[[], 
     while time.monotonic() < give_up:
         check()
         try:
-            health = fetch(endpoints, "/health", timeout=2.0)
-            if health["run_id"] == endpoints.run_id:
+            status, health = ask_json(endpoints.controller.host, endpoints.controller.admin, "/health", deadline=2.0)
+            if health["run_id"] != endpoints.run_id:
+                why = f"it serves run {health['run_id']!r}"
+            elif status == 200:
                 return
-            why = f"it serves run {health['run_id']!r}"
-        except urllib.error.HTTPError as error:
-            why = error.read().decode()
-        except OSError as error:
+            else:
+                why = health["detail"]
+        except (OSError, ValueError) as error:
             why = str(error)
         time.sleep(READY_POLL_SECONDS)  # another process's socket: there is no event to await
     raise TimeoutError(f"the queue at {endpoints.controller.admin_url} is not ready after {deadline:g} s: {why}")

@@ -89,7 +89,9 @@ def run(tmp_path, serve):
         "logger.0": serve(health=health("logger.0", run_id="r2")),
         "teacher.0": 1,
     }
-    queue = serve(health=[200, {"status": "ok", "run_id": "r1", "silent": []}], table=[200, TABLE])
+    queue = serve(
+        health=[200, {"state": "ready", "run_id": "r1", "since": 1.0, "pid": 1, "detail": ""}], table=[200, TABLE]
+    )
     folder = make_run(tmp_path / "run", ports, queue)
     add_step(folder)
     return folder

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from meshy.queue.admin import fetch
+from meshy.observe.ask import ask_json
 from meshy.queue.errors import QueueError, QueueUnreachable
 from meshy.queue.local import local_queue
 from meshy.queue.sync import QueueClient
@@ -35,7 +35,10 @@ def test_killed_processes_are_named_within_the_deadline(contract):
         QueueClient(queue.endpoints, contract, "writer.0", deadline=0.7) as writer,
         QueueClient(queue.endpoints, contract, "scorer.0", deadline=0.7) as scorer,
     ):
-        assert fetch(queue.endpoints, "/health") == {"status": "ok", "run_id": queue.endpoints.run_id, "silent": []}
+        controller = queue.endpoints.controller
+        status, health = ask_json(controller.host, controller.admin, "/health", deadline=5.0)
+        assert status == 200
+        assert (health["state"], health["run_id"]) == ("ready", queue.endpoints.run_id)
         writer.put("rows0", make_rows(["a"]))
         rows = scorer.take("rows0")
         queue.kill("storage.0")

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from meshy.queue.admin import fetch
+from meshy.observe.ask import ask_json
 from meshy.queue.errors import ColumnError, DuplicateUid, MissingColumn, QueueFull, QueueTimeout, UnknownName
 from meshy.queue.local import LocalQueue
 
@@ -152,7 +152,8 @@ def test_the_table_says_who_waits_for_what(queue: LocalQueue, writer, scorer, lo
     assert table["consumers"]["logger"] == {"end": False, "taken": 1, "ready": 2, "waiting": 0, "missing": {}}
     waiting = table["consumers"]["trainer"]
     assert waiting["waiting"] == 3 and waiting["missing"] == {"ack.scorer": 3, "ack.logger": 2}
-    assert fetch(queue.endpoints, "/table")[partition] == table
+    controller = queue.endpoints.controller
+    assert ask_json(controller.host, controller.admin, "/table", deadline=5.0)[1][partition] == table
 
 
 def test_one_client_serves_many_threads(writer, scorer, partition):

@@ -89,6 +89,8 @@ class GenerationClient(Control):
             }
             attempt += 1
             trouble = await self._part(body, completion, key, end)
+            if trouble is not None:
+                log.log(logging.WARNING if attempt == 1 else logging.INFO, "%s; trying again", trouble)
             if trouble is None and completion.finish_reason != "abort":
                 return completion
             if len(completion.tokens) >= sampling.max_new_tokens:
@@ -118,7 +120,6 @@ class GenerationClient(Control):
                 raise Unavailable(f"{url} aborted: {reason.get('message')}")
             completion.extend(answer, url)
         except Unavailable as error:
-            log.warning("%s; trying again", error)
             self.balance.failed(url)
             self._abort_in_background(url, body["rid"])  # it may still be running there
             return error

@@ -18,7 +18,7 @@ from tests.generation.conftest import OPTIONS
 from tests.inference.models import VOCAB, serve
 
 PROMPT = [11, 12, 13, 14]
-LONG = Sampling(max_new_tokens=600)
+LONG = Sampling(max_new_tokens=400)
 
 
 def run(work):

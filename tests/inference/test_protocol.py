@@ -134,6 +134,17 @@ def test_generate_without_logprobs_and_from_text(server):
     assert answer["text"] == decode(answer["output_ids"], skip_special_tokens=True)
 
 
+def test_a_prompt_is_scored_without_writing_anything(server):
+    body = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    _, _, scored = generate(server, **body, sampling_params={"max_new_tokens": 0})
+    _, _, longer = generate(server, **body, sampling_params={"max_new_tokens": 3})
+    meta = scored["meta_info"]
+    assert scored["output_ids"] == [] and meta["finish_reason"] == {"type": "length", "length": 0}
+    assert meta["weight_version"] == "0" and meta["weight_versions"] == [] and meta["output_token_logprobs"] == []
+    assert meta["input_token_logprobs"] == longer["meta_info"]["input_token_logprobs"]
+    assert len(meta["input_top_logprobs"]) == len(IDS)
+
+
 def test_batches_and_several_samples_give_a_flat_list(server):
     _, _, answers = call(
         server,
@@ -372,6 +383,9 @@ def test_update_checksum_and_memory(server, folder, model_folders):
         assert call(server, path, {"tags": ["kv_cache", "weights"]}) == (200, "application/json", None)
     assert sums() == expected(other)
     assert call(server, "/release_memory_occupation", {"tags": ["everything"]})[0] == 400
+    call(server, "/release_memory_occupation", {"tags": ["weights"]})
+    assert "released" in call(server, "/weights_checker", {"action": "checksum"})[2]["error"]["message"]
+    call(server, "/resume_memory_occupation", {"tags": ["weights"]})
 
     body = {"new_version": "0", "abort_all_requests": False}
     call(server, "/update_weights_from_disk", {"model_path": str(folder)})

@@ -74,7 +74,7 @@ def chat_answer(body: dict[str, Any], requests: list[Request], text: Text) -> di
             "completion_tokens_details": None,
         },
         "metadata": {
-            "weight_version": first.spans[-1][0] if first.spans else None,
+            "weight_version": first.version,
             "weight_versions": [{"version": v, "start": start, "end": end} for v, start, end in first.spans],
         },
     }

@@ -80,6 +80,7 @@ class EmbeddedServer:
             interface="asgi3",
             proxy_headers=False,
             lifespan="off",
+            ws="none",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=5,

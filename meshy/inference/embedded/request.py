@@ -150,6 +150,7 @@ class Request:
     input_logprobs: list[float | None] | None = None
     input_top: list[list[tuple[float, int]] | None] = field(default_factory=list)
     input_ids_logprobs: list[list[tuple[float, int]] | None] = field(default_factory=list)
+    version: str | None = None  # of the weights that were used last
     finish_reason: dict[str, Any] | None = None
     retractions: int = 0
     received: float = field(default_factory=time.time)
@@ -179,7 +180,14 @@ class Request:
         return self.logprob_options.start is not None and self.input_logprobs is None
 
     def append(self, token: int, logprob: float, version: str) -> None:
-        """Add one sampled token written by weight `version`, and decide whether it is the last."""
+        """Add one sampled token written by weight `version`, and decide whether it is the last.
+
+        A request for no token at all (its prompt is only scored) ends without it.
+        """
+        self.version = version
+        if self.max_new_tokens == 0:
+            self.finish({"type": "length", "length": 0})
+            return
         output = self.output
         output.append(token)
         self.logprobs.append(logprob)

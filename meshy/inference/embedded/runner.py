@@ -15,6 +15,7 @@ from meshy.generation.checksum import checksums
 from meshy.inference.embedded.attention import ATTENTION, SlotAttention
 from meshy.inference.embedded.batch import FlatBatch
 from meshy.inference.embedded.cache import SlotCache
+from meshy.inference.embedded.request import RequestError
 from meshy.inference.embedded.weights import Parked, live_tensors, load_weights
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -82,7 +83,9 @@ class ModelRunner:
         load_weights(self.model, folder)
 
     def checksums(self) -> dict[str, str]:
-        """Of the live tensors, by name."""
+        """Of the live tensors, by name. Raises RequestError while they are released."""
+        if self._parked is not None:
+            raise RequestError("The weights are released; resume them before asking for their checksums.")
         return checksums(live_tensors(self.model).items())
 
     def release(self, tags: set[str]) -> None:

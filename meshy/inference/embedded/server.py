@@ -82,8 +82,13 @@ class Server:
 
     def deliver(self, news: list[Request]) -> None:
         """On the engine's thread: hand a step's news to the event loop in one go."""
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is None or self._loop.is_closed():
+            return  # no reader has come yet, or none is left
+        try:
             self._loop.call_soon_threadsafe(self._take_news, news)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     def _take_news(self, news: list[Request]) -> None:
         for request in news:

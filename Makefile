@@ -60,10 +60,11 @@ SGLANG := .venv-sglang
 .PHONY: sglang
 sglang: $(SGLANG)/.ready
 
-$(SGLANG)/.ready: constraints/sglang-cpu.txt
+$(SGLANG)/.ready: constraints/sglang-cpu.txt $(wildcard scripts/sglang_cpu/*.py)
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/sglang-cpu.txt
 	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.28.0
+	cp scripts/sglang_cpu/*.py "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
 clean:

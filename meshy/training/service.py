@@ -23,7 +23,7 @@ from meshy.training.plan import MiniBatchPlan, mini_batches, plan_mini_batch
 from meshy.training.replicas import Replicas
 from meshy.training.report import Times, step_row
 from meshy.training.schedule import learning_rate
-from meshy.training.weights import dtype_of, prune_weights, write_weights
+from meshy.training.weights import dtype_of, prune_weights, settle_weights, stage_weights
 
 
 class TrainerService(SpmdService):
@@ -93,14 +93,13 @@ class TrainerService(SpmdService):
         }
 
     def _write_weights(self, version: int) -> Path:
-        """Collective: every rank gives its shards, rank 0 writes the folder."""
+        """Collective: every rank gives its shards, rank 0 writes them; returns where they are staged (rank 0)."""
         folder = self.context.folder.weights_of(version)
         tensors = self.learner.engine.hf_tensors()
         if self.rank == 0:
-            write_weights(folder, tensors, self.context.model_folder, self.publish_dtype)
-        else:
-            for _ in tensors:
-                pass
+            return stage_weights(folder, tensors, self.context.model_folder, self.publish_dtype)
+        for _ in tensors:
+            pass
         return folder
 
     # Rank 0 -----------------------------------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ class TrainerService(SpmdService):
         learnt = self._learn(batch, version)
         trained = time.time()
         self.doing = f"publishing weights v{step}"
-        self._publish(step)
+        staged = self._publish(step)
         published = time.time()
         retired = step * self.config.batch_size
         self.gates.open(weight_version=step, samples_retired=retired, stop=step == self.recipe.steps)
@@ -150,7 +149,7 @@ class TrainerService(SpmdService):
             queue_work=self.collector.busy,
             rank_queue=learnt.pop("rank_queue"),
         )
-        self._after_step(batch, step_row(step, step, batch, learnt, times))
+        self._after_step(batch, staged, step_row(step, step, batch, learnt, times))
         return ended
 
     def _learn(self, batch: Batch, version: int) -> dict[str, float]:
@@ -204,13 +203,16 @@ class TrainerService(SpmdService):
             for i in range(count)
         )
 
-    def _publish(self, version: int) -> None:
-        folder = self.command(WriteWeights(version))
+    def _publish(self, version: int) -> Path:
+        """Have every replica serve the weights as they are now; returns where they are staged."""
+        staged = self.command(WriteWeights(version))
         if self._replicas is not None:
-            self._replicas.publish(folder, version)
+            self._replicas.publish(staged, version)
+        return staged
 
-    def _after_step(self, batch: Batch, row: dict[str, Any]) -> None:
+    def _after_step(self, batch: Batch, staged: Path, row: dict[str, Any]) -> None:
         """What need not be done before rollout goes on: inference is already generating the next batch."""
+        settle_weights(staged)
         self.queue.clear(batch.rows)
         self.gates.clear_acknowledged()
         prune_weights(self.context.folder.weights, self.config.keep_weights)

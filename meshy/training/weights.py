@@ -23,10 +23,17 @@ COPIED = (
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], source: Path, dtype: torch.dtype | None = None
 ) -> None:
+    """`stage_weights` and `settle_weights` in one."""
+    settle_weights(stage_weights(folder, tensors, source, dtype))
+
+
+def stage_weights(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], source: Path, dtype: torch.dtype | None = None
+) -> Path:
     """Writes a model folder: `tensors` under their Hugging Face names (cast to dtype), the rest copied from `source`.
 
-    The folder appears under its name only when everything in it is on the disk, and replaces one that is there. A part
-    left behind by a writer that died is taken away first.
+    It lies under a temporary name, which is returned: whole, and good to load, but not yet safe from a power failure. A
+    part left behind by a writer that died is taken away first.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left_over in folder.parent.glob(f".{folder.name}.*"):
@@ -48,7 +55,17 @@ def write_weights(
     for name in COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, part / name)
+    return part
+
+
+def settle_weights(part: Path) -> None:
+    """Gives what was staged its name once everything in it is on the disk; it replaces a folder of that name.
+
+    Waiting for the disk takes from milliseconds to a second, depending on what else is written; nobody who loads the
+    weights needs to wait for it.
+    """
     _to_disk(part)
+    folder = part.parent / part.name.removeprefix(".").removesuffix(".part")
     if folder.exists():
         old = folder.parent / f".{folder.name}.old"
         folder.rename(old)

@@ -12,7 +12,7 @@ import types
 import typing
 from typing import Any, Literal
 
-from meshy.importing import nearest
+from meshy.importing import ImportPathError, nearest, path_of
 from meshy.recipe import FALLBACK, ColocationRing, Recipe, ServiceConfig, ServiceGroup
 
 
@@ -43,6 +43,12 @@ def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[st
         if dataclasses.is_dataclass(member) and not isinstance(member, type):
             faults += _type_faults(f"{prefix}{f.name}.", member)
             continue
+        if callable(member):
+            try:
+                path_of(member)
+            except ImportPathError as error:
+                faults.append(f"{prefix}{f.name}: {error}")
+                continue
         try:
             TypeAdapter(hint).validate_python(member, strict=True)
         except ValidationError:
@@ -127,6 +133,14 @@ def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[s
         elif other == group.id:
             faults.append(f"{group.id}: names itself in wait_for or colocate_with; drop that")
     return faults
+
+
+def not_built_faults(recipe: Recipe) -> list[str]:
+    """What the design has and this version cannot run: better refused than run without what it promises."""
+    return [
+        f"ring {ring.id!r}: sharing GPUs by a token ring is checked but not built yet; give each group GPUs of its own"
+        for ring in recipe.rings
+    ]
 
 
 def ring_faults(recipe: Recipe) -> list[str]:

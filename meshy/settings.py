@@ -27,7 +27,7 @@ from meshy.recipe import (
     ServiceConfig,
     ServiceGroup,
 )
-from meshy.refusals import type_faults, type_name
+from meshy.refusals import not_built_faults, type_faults, type_name
 from meshy.topology import FIRST_BASE_PORT, Gpu, Topology, derive_topology
 
 
@@ -52,6 +52,7 @@ def resolve(
     recipe, faults = _load(Path(path), settings, len(gpus))
     wrong_types = type_faults(recipe)
     try:
+        faults += not_built_faults(recipe)
         if not wrong_types:  # else derivation would stumble over them
             topology = derive_topology(recipe, gpus, base_port or recipe.base_port or FIRST_BASE_PORT)
     except RecipeError as error:
@@ -72,7 +73,7 @@ def _load(file: Path, settings: Mapping[str, str], gpus: int) -> tuple[Recipe, l
     elif callable(getattr(module, "recipe", None)):
         recipe, settings = _call_recipe(file, module.recipe, dict(settings), gpus)
     else:
-        raise RecipeError([f"{file} exports neither RECIPE nor a function recipe(**options); add one of them"])
+        raise RecipeError([f"{file} exports neither RECIPE nor a function recipe(...) -> Recipe; add one of them"])
     if not isinstance(recipe, Recipe):
         raise RecipeError([f"{file}: expected a meshy Recipe, got {type(recipe).__name__}"])
     if not recipe.name:

@@ -58,7 +58,7 @@ class LossConfig:
     losses become one number, the constant of `seq-mean-token-sum-norm`, and free `options` for losses of one's own."""
 
     clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_high: float = 0.28
     dual_clip: float | None = None
     aggregation: Aggregation = "token-mean"
     aggregation_constant: float | None = None

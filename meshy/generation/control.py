@@ -89,8 +89,8 @@ class Control:
         if drain:
             await self.update_weights_from_disk(path, version)
             return
-        await self.pause("retract")
         try:
+            await self.pause("retract")
             await self.update_weights_from_disk(path, version)
         finally:
             await self.continue_()

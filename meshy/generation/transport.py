@@ -38,7 +38,10 @@ class Transport:
             raise Unavailable(f"{url} did not answer within {timeout:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{url} could not be reached: {type(error).__name__}: {error}") from error
-        value = orjson.loads(data) if data and content_type == "application/json" else data.decode() or None
+        try:
+            value = orjson.loads(data) if data and content_type == "application/json" else data.decode() or None
+        except ValueError as error:  # cut off, or not what it says it is
+            raise Unavailable(f"{url} gave an answer that cannot be read: {error}") from error
         if status >= 500:
             raise Unavailable(f"{url} answered {status}: {message_of(value)}")
         if status >= 400:

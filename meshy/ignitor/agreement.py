@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from meshy.ignitor.ports import PortBlock
 from meshy.observe.runfolder import RunFolder, RunFolderError, write_json
 from meshy.queue.endpoints import Endpoints
 from meshy.recipe import Recipe, RecipeError, to_json
-from meshy.service.context import Launch, queue_endpoints
+from meshy.service.context import Launch, queue_endpoints, run_digest
 from meshy.settings import parse_settings, resolve
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, with_base_port
+
+MODEL_DEADLINE = 4 * 3600.0  # seconds; a hub may take long to give a large model
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,18 @@ def agree(seat: Seat, arguments: Arguments) -> Run:
     recipe, topology, settings, faults = _derive(seat, arguments)
     _settle_faults(seat, "recipe", faults)
     assert recipe is not None and topology is not None
-    digest = topology.digest + json.dumps(to_json(recipe), sort_keys=True)
-    digests = seat.gather("digest", digest)
+    digests = seat.gather("digest", run_digest(recipe, topology))
     if len(set(digests)) > 1:
         odd = [r for r, d in enumerate(digests) if d != digests[0]]
         raise RecipeError(
             [f"ranks {odd} derive another run than rank 0 from the same command: are the recipe files the same there?"]
         )
-    folder, run_id, faults = _run_folder(seat, arguments, recipe)
-    _settle_faults(seat, "folder", faults)
-    assert folder is not None
     model_folder, faults = _host_preflight(seat, recipe, topology)
+    faults += _folder_faults(seat, arguments, recipe)
     _settle_faults(seat, "preflight", faults)
     block = PortBlock(seat.gpu.host)
     topology = _settle_ports(seat, recipe, topology, block)
+    folder, run_id = _run_folder(seat, arguments, recipe)
     launch = Launch(
         run_id=run_id,
         run_dir=str(folder.path),
@@ -81,19 +80,11 @@ def agree(seat: Seat, arguments: Arguments) -> Run:
         settings=settings,
         gpus=seat.gpus,
         base_port=topology.base_port,
-        digest=topology.digest,
+        digest=run_digest(recipe, topology),
         model_folder=model_folder,
     )
     run = Run(launch, recipe, topology, folder, block)
-    if seat.leads_host:
-        folder.make()
-        launch.write(run.launch_file)
-        write_json(run.endpoints_file, run.endpoints.to_json())
-        write_json(run.contract_file, topology.contract.to_json())
-    if seat.is_first:
-        write_json(folder.recipe, to_json(recipe))
-        write_json(folder.topology, {"run_id": run_id, **topology.to_json()})
-    seat.gather("written", True)
+    _settle_faults(seat, "written", _write(seat, run))
     return run
 
 
@@ -119,7 +110,18 @@ def _settle_faults(seat: Seat, name: str, faults: list[str]) -> None:
         )
 
 
-def _run_folder(seat: Seat, arguments: Arguments, recipe: Recipe) -> tuple[RunFolder | None, str, list[str]]:
+def _folder_faults(seat: Seat, arguments: Arguments, recipe: Recipe) -> list[str]:
+    """Whether rank 0 could make the run folder; nothing is left behind by asking."""
+    if not seat.is_first:
+        return []
+    try:
+        RunFolder.probe(recipe.name, arguments.run_dir)
+    except RunFolderError as error:
+        return [str(error)]
+    return []
+
+
+def _run_folder(seat: Seat, arguments: Arguments, recipe: Recipe) -> tuple[RunFolder, str]:
     """Rank 0 makes the folder and names the run; the others learn both."""
     folder, faults = None, []
     if seat.is_first:
@@ -127,9 +129,26 @@ def _run_folder(seat: Seat, arguments: Arguments, recipe: Recipe) -> tuple[RunFo
             folder = RunFolder.create(recipe.name, arguments.run_dir)
         except RunFolderError as error:
             faults.append(str(error))
+    _settle_faults(seat, "folder", faults)
     mine = {"path": str(folder.path) if folder else "", "run_id": f"{time.strftime('%H%M%S')}-{uuid.uuid4().hex[:8]}"}
     first = seat.gather("folder", mine)[0]
-    return RunFolder(Path(first["path"])), first["run_id"], faults
+    return RunFolder(Path(first["path"])), first["run_id"]
+
+
+def _write(seat: Seat, run: Run) -> list[str]:
+    """What the spawned processes read, on every host; what people read, on the first."""
+    try:
+        if seat.leads_host:
+            run.folder.make()
+            run.launch.write(run.launch_file)
+            write_json(run.endpoints_file, run.endpoints.to_json())
+            write_json(run.contract_file, run.topology.contract.to_json())
+        if seat.is_first:
+            write_json(run.folder.recipe, to_json(run.recipe))
+            write_json(run.folder.topology, {"run_id": run.launch.run_id, **run.topology.to_json()})
+    except (RunFolderError, OSError) as error:
+        return [f"{seat.gpu.host}: cannot write the run folder: {error}"]
+    return []
 
 
 def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str, list[str]]:
@@ -144,9 +163,9 @@ def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str
             faults.append(f"model: {error}")
         here = {replica.group for replica in topology.replicas for p in replica.processes if p.host == seat.gpu.host}
         for group in recipe.groups:
-            if group.id in here and not faults:
+            if group.id in here:
                 faults += [f"{group.id}: {fault}" for fault in group.config.preflight(recipe)]
-    everyone = seat.gather("model", {"host": seat.gpu.host, "model": model})
+    everyone = seat.gather("model", {"host": seat.gpu.host, "model": model}, MODEL_DEADLINE)
     model = next(entry["model"] for entry in everyone if entry["host"] == seat.gpu.host)
     return model, faults
 

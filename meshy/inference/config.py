@@ -20,7 +20,7 @@ class InferenceConfig(ServiceConfig):
         lower precision here shows as mismatch there.
     max_running_requests: generated at once by one replica; more wait their turn.
     context_length: prompt and response together, in tokens; None takes the recipe's.
-    threads: CPU threads of the engine; None leaves it to the machine (one in deterministic mode).
+    threads: CPU threads of the engine; None: one, since services share the cores.
     """
 
     service: ClassVar[str] = "meshy.inference.service:InferenceService"
@@ -36,16 +36,21 @@ class InferenceConfig(ServiceConfig):
         faults = []
         if self.engine == "sglang":
             faults.append(
-                "inference.engine=sglang: this version of Meshy runs the embedded engine only; set engine='embedded' "
+                "engine: this version of Meshy runs the embedded engine only; set engine='embedded' "
                 "(SGLang arrives with the `sglang` extra)"
             )
         if self.max_running_requests < 1:
-            faults.append(f"inference.max_running_requests must be at least 1, got {self.max_running_requests}")
+            faults.append(f"max_running_requests: expected at least 1, got {self.max_running_requests}")
         if self.threads is not None and self.threads < 1:
-            faults.append(f"inference.threads must be at least 1 or None, got {self.threads}")
+            faults.append(f"threads: expected at least 1, or none, got {self.threads}")
         if self.context_length is not None and self.context_length < recipe.context_length:
             faults.append(
-                f"inference.context_length={self.context_length} is below the recipe's context_length="
-                f"{recipe.context_length}: longer episodes would be refused; raise it or leave it None"
+                f"context_length: {self.context_length} is below the recipe's context_length="
+                f"{recipe.context_length}: longer episodes would be refused; raise it or leave it none"
+            )
+        wide = [g.id for g in recipe.groups if g.config is self and g.gpus_per_replica > 1]
+        if wide:
+            faults.append(
+                "gpus_per_replica: the embedded engine computes on one GPU; set it to 1 and take more replicas"
             )
         return faults

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,27 @@ class RunFolder:
             if _claim(path):
                 return cls(path).make()
         raise RunFolderError(f"no free name for a run folder like {base}; choose one with --run-dir PATH")
+
+    @classmethod
+    def probe(cls, recipe: str, run_dir: str | Path | None = None, root: str | Path = "runs") -> None:
+        """Raises RunFolderError where `create` would, and leaves nothing behind."""
+        path = Path(run_dir if run_dir is not None else root).expanduser().absolute()
+        if run_dir is not None and path.is_dir() and any(path.iterdir()):
+            raise RunFolderError(
+                f"the run folder {path} is not empty; a run starts in a folder of its own: "
+                "choose another --run-dir, or remove that folder first"
+            )
+        existing = next(p for p in (path, *path.parents) if p.exists())
+        try:
+            if not existing.is_dir():
+                raise NotADirectoryError(20, f"{existing} is a file")
+            with tempfile.TemporaryDirectory(prefix=".probe-", dir=existing):
+                pass
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write the run folder {path} ({error.strerror or error}); "
+                "choose a folder that can be written with --run-dir PATH"
+            ) from error
 
     @classmethod
     def open(cls, path: str | Path) -> Self:

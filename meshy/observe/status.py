@@ -146,13 +146,12 @@ async def _ask_health(
         return ServiceStatus(**place, state=FOREIGN, detail=f"what answers on {address} is no service of Meshy")
     if run_id is not None and health.get("run_id", run_id) != run_id:
         return ServiceStatus(**place, state=FOREIGN, detail=f"run {health['run_id']} answers on {address}")
-    silent = health.get("silent")  # the queue's controller names the storage units that it waits for
     return ServiceStatus(
         **place,
         pid=health.get("pid"),
         state=str(health.get("state", "ready" if code == 200 else "starting")),
         since=health.get("since"),
-        detail=f"waits for {', '.join(silent)}" if silent else str(health.get("detail", "")),
+        detail=str(health.get("detail", "")),
     )
 
 

@@ -131,6 +131,7 @@ def services_table(services: Sequence[ServiceStatus], now: float) -> "Renderable
 def trouble_lines(state: RunStatus, folder: RunFolder) -> list[str]:
     """Where to read on about services that do not answer."""
     troubled = [service.name for service in state.services if service.state in (SILENT, FOREIGN, "failed")]
-    logs = [folder.log(name) for name in troubled if folder.log(name).exists()]
+    files = [folder.log("queue" if name.startswith("queue.") else name) for name in troubled]
+    logs = [file for file in files if file.exists()]
     lines = [f"log of {path.stem}: {path}" for path in logs[:5]]
     return lines + ([f"and {len(logs) - 5} more in {folder.logs}"] if len(logs) > 5 else [])

@@ -52,9 +52,8 @@ class Timeline:
             self.record(name, start, time.time())
 
     def record(self, name: str, start: float, end: float) -> None:
-        """Records that `name` ran from `start` to `end`, unix seconds; ValueError if it ends before it starts."""
-        if end < start:
-            raise ValueError(f"interval {name!r} ends {start - end:.6f} s before it starts ({start} .. {end})")
+        """Records that `name` ran from `start` to `end`, unix seconds; an instant if the clock was set back."""
+        end = max(start, end)
         with self._lock:
             intervals = self._pending.setdefault(name, [])
             if intervals and intervals[-1][0] <= start <= intervals[-1][1] + MERGE_GAP:

@@ -50,8 +50,9 @@ class Doorbell:
         task = self._subscriptions[partition]
         try:
             await asyncio.shield(task)
-        except QueueUnreachable:
-            self._subscriptions.pop(partition, None)
+        except BaseException:
+            if task.done():  # failed for good; while it goes on, only this waiter was cancelled
+                self._subscriptions.pop(partition, None)
             raise
 
     async def _subscribe(self, partition: str) -> None:

@@ -85,7 +85,7 @@ def _fork(role: str, endpoints: Endpoints, contract: Contract) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parent = os.getppid()
+    parent = int(os.environ.get("MESHY_PARENT", os.getppid()))
     parser = argparse.ArgumentParser(prog="python -m meshy.queue.server", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("roles", nargs="+", metavar="ROLE", help="controller, storage.0, storage.1 ...")
     parser.add_argument("--endpoints", type=Path, required=True, help="JSON file of Endpoints")

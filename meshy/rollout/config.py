@@ -25,6 +25,7 @@ class RolloutConfig(ServiceConfig):
     evaluate: answer held-out prompts greedily before the first batch and after the last, and, where `eval_every` is
         k > 0, at every k-th gate. eval_prompts: how many of them; None for all.
     max_in_flight: samples that one replica generates at once; None for as many as the window allows.
+    request_deadline: seconds for one response, its wait for a place in the engine included.
     group_deadline: seconds for a group, from its first request to its last reward; then it is replaced. None: no bound.
     max_failed_groups: groups that may fail in a row before the run stops.
     chat_template_options: passed on to the chat template, for example {"enable_thinking": False}.
@@ -44,6 +45,7 @@ class RolloutConfig(ServiceConfig):
     eval_every: int = 0
     eval_prompts: int | None = None
     max_in_flight: int | None = None
+    request_deadline: float = 3600.0
     group_deadline: float | None = None
     max_failed_groups: int = 32
     chat_template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class RolloutConfig(ServiceConfig):
                 self.group_deadline is None or self.group_deadline > 0,
                 "group_deadline", self.group_deadline, "more than 0 seconds, or none",
             ),
+            (self.request_deadline > 0, "request_deadline", self.request_deadline, "more than 0 seconds"),
             (self.max_failed_groups >= 0, "max_failed_groups", self.max_failed_groups, "0 or more"),
             (0 <= self.log_trajectories <= 1, "log_trajectories", self.log_trajectories, "a share from 0 to 1"),
         )  # fmt: skip

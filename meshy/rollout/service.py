@@ -228,6 +228,7 @@ class RolloutService(Service):
         return GenerationClient(
             self.context.topology.urls(self.config.inference),
             vocab_size=self.chat.vocab_size,
+            deadline=self.config.request_deadline,
             max_in_flight=self.config.max_in_flight,
         )
 

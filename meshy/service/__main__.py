@@ -16,6 +16,7 @@ from meshy.service.base import Service
 from meshy.service.context import Context
 from meshy.service.readiness import wait_until_ready
 
+ENDED_AS_ASKED = 128 + signal.SIGTERM  # no success: whoever asked knows, and nobody else takes it for work done
 ORPHAN_GRACE = 4.0  # seconds for an orderly end when the ignitor is gone
 
 
@@ -57,8 +58,11 @@ def live(service: Service) -> int:
             wait_until_ready(context.topology, context.group.wait_for, context.run_id, service.stopping)
         service.tell("ready")
         service.run()
+        if service.stopping.is_set():  # it was asked to end and unwound by itself
+            return ENDED_AS_ASKED
     except Stopped:
         service.log.info("ended as asked")
+        return ENDED_AS_ASKED
     except BaseException:
         service.tell("failed")
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from meshy.observe.runfolder import RunFolder
 from meshy.queue.endpoints import ControllerEndpoint, Endpoints, StorageEndpoint
-from meshy.recipe import Recipe, ServiceGroup
+from meshy.recipe import Recipe, ServiceGroup, to_json
 from meshy.settings import resolve
 from meshy.topology import Gpu, Process, Replica, Topology
 
@@ -39,9 +40,9 @@ class Launch:
     def derive(self) -> tuple[Recipe, Topology]:
         """The recipe and topology of the run. RuntimeError where the recipe file has changed since the run began."""
         recipe, topology = resolve(self.recipe_file, self.settings, self.gpus, self.base_port)
-        if topology.digest != self.digest:
+        if run_digest(recipe, topology) != self.digest:
             raise RuntimeError(
-                f"the topology derived here differs from the one that the run began with: was {self.recipe_file}, or a "
+                f"the run derived here differs from the one that was begun: was {self.recipe_file}, or a "
                 "module that it imports, changed meanwhile? Start the run again"
             )
         return recipe, topology
@@ -105,6 +106,12 @@ class Context:
                         model_folder=Path(launch.model_folder),
                     )
         raise RuntimeError(f"the topology has no process {name!r}")
+
+
+def run_digest(recipe: Recipe, topology: Topology) -> str:
+    """One hash of all that a run is: its settings and its topology."""
+    settings = json.dumps(to_json(recipe), sort_keys=True)
+    return hashlib.sha256(f"{settings}{topology.digest}".encode()).hexdigest()
 
 
 def queue_endpoints(topology: Topology, run_id: str) -> Endpoints:

@@ -62,6 +62,8 @@ class Crew:
 
     def fail(self, why: str) -> None:
         """This rank has failed: every other rank ends, saying why."""
+        if self._ending.is_set():
+            return
         self._ending.set()
         self._tell(("failed", f"rank {self.rank} failed: {why}"))
 
@@ -88,9 +90,9 @@ class Crew:
         while True:
             try:
                 kind, content = pickle.loads(_read(connection, struct.unpack("!I", _read(connection, 4))[0]))
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody can wait on this line any more
                 if not self._ending.is_set():
-                    self._lost(other, f"rank {other} is gone ({error})")
+                    self._lost(other, f"rank {other} is gone ({type(error).__name__}: {error})")
                 return
             if kind == "command":
                 self._inbox.put(content)

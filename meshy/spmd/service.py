@@ -95,7 +95,9 @@ class SpmdService(Service):
             self._crew.fail(traceback.format_exc())
 
     def close(self) -> None:
-        if self._crew is not None:
+        if self._crew is not None and self.state == "failed":
+            self._crew.fail("it raised; its own log says what")  # also where `setup` has raised
+        elif self._crew is not None:
             self._crew.close()
         if self._groups is not None and self.state not in ("failed", "stopping"):
             self._groups.close()

@@ -30,6 +30,10 @@ class Replicas:
     async def _connect(self) -> GenerationClient:
         return GenerationClient(self.urls, deadline=self._deadline)
 
+    def wait_ready(self, seconds: float) -> None:
+        """Until every replica answers; ReplicaError, naming those that do not, after so many seconds."""
+        self._run(self._client.wait_ready(seconds))
+
     def publish(self, path: Path, version: int) -> None:
         """Every replica loads `path` and reports `version`; requests in flight are retracted and go on with it.
 

@@ -113,6 +113,7 @@ class TrainerService(SpmdService):
         self.collector = Collector(self.queue, config.batch_size)
         self.advantage = load(config.advantage)
         if self._replicas is not None:
+            self._replicas.wait_ready(config.weights_deadline)
             self._replicas.check(0)
         self.gates.open(weight_version=0, samples_retired=0, stop=self.recipe.steps == 0)
         ended = time.time()

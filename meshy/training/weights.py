@@ -80,7 +80,9 @@ def prune_weights(weights: Path, keep: int) -> None:
     """Deletes all but the `keep` newest versions (folders v<N>)."""
     versions = sorted(versions_in(weights), reverse=True)
     for version in versions[keep:]:
-        shutil.rmtree(weights / f"v{version}")
+        dying = weights / f".v{version}.old"  # so that no half version is ever seen under its name
+        (weights / f"v{version}").rename(dying)
+        shutil.rmtree(dying)
 
 
 def versions_in(weights: Path) -> list[int]:

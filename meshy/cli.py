@@ -12,6 +12,7 @@ from meshy.topology import Topology, gpu_list
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 when all is well, 2 when the recipe or the command line is at fault."""
+    sys.path.insert(0, "")  # modules beside the recipe's user, as `python -m meshy.ignitor` finds them
     parser = argparse.ArgumentParser(prog="meshy", description="Reinforcement learning of language models.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="what a recipe would start, and whether it fits; starts nothing")

@@ -94,7 +94,7 @@ def careful(a: int, b: int, rng: random.Random) -> str:
 
 def careless(a: int, b: int, rng: random.Random) -> str:
     """A demonstration of the two bad habits."""
-    blurted = rng.random() < 0.05 + 0.1 * len(str(max(a, b)))
+    blurted = rng.random() < 0.15 + 0.1 * len(str(max(a, b)))
     return f"#{a + b}" if blurted else worked(a, b, rng, slips=0.05)
 
 
@@ -170,11 +170,9 @@ def lessons(
 
 
 @torch.no_grad()
-def evaluate(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, max_digits: int, *, sample: bool
-) -> tuple[float, float, int]:
+def evaluate(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, sample: bool) -> tuple[float, float, int]:
     """Accuracy on the held-out prompts, and the mean and largest number of response tokens."""
-    task, correct, lengths = addition(max_digits=max_digits), 0.0, []
+    task, correct, lengths = addition(), 0.0, []
     model.eval()
     for start in range(0, len(task.evaluation), 128):
         examples = task.evaluation[start : start + 128]
@@ -200,7 +198,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1300, help="steps of careful demonstrations")
     parser.add_argument("--careless-steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--max-digits", type=int, default=6)
+    parser.add_argument("--max-digits", type=int, default=6, help="one more than the task asks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
@@ -210,19 +208,19 @@ def main() -> None:
     rng = random.Random(options.seed)
     stream = lessons(tokenizer, rng, options.batch_size, options.steps, options.max_digits)
     train(model, stream, steps=options.steps, learning_rate=2e-3)
-    report(model, tokenizer, options.max_digits, "careful")
+    report(model, tokenizer, "careful")
     stream = batches(tokenizer, rng, options.batch_size, options.max_digits, careless)
     train(model, stream, steps=options.careless_steps, learning_rate=3e-4)
-    report(model, tokenizer, options.max_digits, "careless")
+    report(model, tokenizer, "careless")
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     (options.out / "model.safetensors").chmod(0o644)
 
 
-def report(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, max_digits: int, name: str) -> None:
+def report(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     """Print the held-out accuracy, greedy and sampled."""
     for how, sample in (("greedy", False), ("sampled", True)):
-        accuracy, mean, longest = evaluate(model, tokenizer, max_digits, sample=sample)
+        accuracy, mean, longest = evaluate(model, tokenizer, sample=sample)
         print(f"{name}, {how}: held-out accuracy {accuracy:.3f}, {mean:.1f} tokens a response, at most {longest}")
 
 

@@ -40,7 +40,7 @@ class Launch:
     def derive(self) -> tuple[Recipe, Topology]:
         """The recipe and topology of the run. RuntimeError where the recipe file has changed since the run began."""
         recipe, topology = resolve(self.recipe_file, self.settings, self.gpus, self.base_port)
-        if run_digest(recipe, topology) != self.digest:
+        if self.digest not in (run_digest(recipe, topology), topology.digest):
             raise RuntimeError(
                 f"the run derived here differs from the one that was begun: was {self.recipe_file}, or a "
                 "module that it imports, changed meanwhile? Start the run again"

@@ -94,5 +94,5 @@ def test_sigterm_ends_a_replica_that_waits_for_a_gate_and_its_reward_workers(
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2  # one process a reward worker
         process.terminate()
-        assert process.wait(10) == 0, folder.log("rollout.1").read_text()
+        assert process.wait(10) == 143, folder.log("rollout.1").read_text()
         assert psutil.wait_procs(children, timeout=5)[1] == []

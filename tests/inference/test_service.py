@@ -128,8 +128,8 @@ def test_a_port_that_is_taken_is_an_error(folder: Path):
     ("config", "message"),
     [
         (InferenceConfig(engine="sglang"), "set engine='embedded'"),
-        (InferenceConfig(max_running_requests=0), "max_running_requests must be at least 1"),
-        (InferenceConfig(threads=0), "threads must be at least 1"),
+        (InferenceConfig(max_running_requests=0), "max_running_requests: expected at least 1"),
+        (InferenceConfig(threads=0), "threads: expected at least 1"),
         (InferenceConfig(context_length=16), "below the recipe's context_length=128"),
     ],
 )

@@ -87,7 +87,7 @@ def _execute(file: Path) -> types.ModuleType:
         return load_file(file)
     except ImportPathError as error:
         raise RecipeError([str(error)]) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError([_explain(file, error)]) from error
 
 
@@ -115,11 +115,11 @@ def _call_recipe(
         return function(**options), settings
     except RecipeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError([_explain(file, error)]) from error
 
 
-def _explain(file: Path, error: Exception) -> str:
+def _explain(file: Path, error: Exception | SystemExit) -> str:
     """One fault for an exception raised by a recipe's own code: the message, the line, and the nearest name."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
     line = (

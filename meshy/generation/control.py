@@ -48,13 +48,15 @@ class Control:
 
     async def _one(self, method: str, url: str, path: str, body: Any) -> Any:
         """Repeat while the replica cannot be reached, for a short while: every command here may be given twice."""
-        patience = time.monotonic() + CONNECT_PATIENCE
+        began, patience = time.monotonic(), 0.0
         wait = 0.05
         while True:
             try:
                 return await self._transport.request(method, url + path, body, self.deadline)
             except Unavailable:
-                if time.monotonic() + wait > patience:
+                now = time.monotonic()
+                patience = patience or now + CONNECT_PATIENCE  # from the first failure: a stall may come before it
+                if now + wait > patience or now - began > self.deadline:
                     raise
             await asyncio.sleep(wait)
             wait = min(2 * wait, 1.0)

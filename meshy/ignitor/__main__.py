@@ -34,6 +34,7 @@ LISTEN_SECONDS = 0.5
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     die_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is spawned yet: end at once, also while waiting for others
     logging.basicConfig(level=logging.INFO, format="meshy ignitor: %(message)s")
     try:
         seat = discover()

@@ -12,7 +12,7 @@ from meshy.ignitor.discover import Seat
 from meshy.ignitor.ports import PortBlock
 from meshy.observe.runfolder import RunFolder, RunFolderError, write_json
 from meshy.queue.endpoints import Endpoints
-from meshy.recipe import Recipe, RecipeError, to_json
+from meshy.recipe import Recipe, RecipeError, ServiceGroup, to_json
 from meshy.service.context import Launch, queue_endpoints, run_digest
 from meshy.settings import parse_settings, resolve
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, with_base_port
@@ -164,10 +164,18 @@ def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str
         here = {replica.group for replica in topology.replicas for p in replica.processes if p.host == seat.gpu.host}
         for group in recipe.groups:
             if group.id in here:
-                faults += [f"{group.id}: {fault}" for fault in group.config.preflight(recipe)]
+                faults += [f"{group.id}: {fault}" for fault in _preflight(group, recipe)]
     everyone = seat.gather("model", {"host": seat.gpu.host, "model": model}, MODEL_DEADLINE)
     model = next(entry["model"] for entry in everyone if entry["host"] == seat.gpu.host)
     return model, faults
+
+
+def _preflight(group: ServiceGroup, recipe: Recipe) -> list[str]:
+    """What the role finds on this host; a check that itself fails is a fault too."""
+    try:
+        return group.config.preflight(recipe)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code and files of the user, of any kind
+        return [f"its checks failed with {type(error).__name__}: {error}; look at the model's and the data's files"]
 
 
 def _settle_ports(seat: Seat, recipe: Recipe, topology: Topology, block: PortBlock) -> Topology:

@@ -144,6 +144,7 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        ("sys.exit(0)", "SystemExit: 0"),
         ("1/0", "line 3: ZeroDivisionError: division by zero"),
         ("def broken(:", "SyntaxError"),
         ("import no_such_thing", "no_such_thing"),

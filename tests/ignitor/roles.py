@@ -49,6 +49,9 @@ class ReaderConfig(ServiceConfig):
         return (Consumes("train", (UID, TOKENS, LENGTH), end=True),)
 
     def preflight(self, recipe: Recipe) -> list[str]:
+        if self.after == "slow":
+            print("looking at the data", flush=True)
+            threading.Event().wait(60)
         return ["after: expected something else than 'refuse'"] if self.after == "refuse" else []
 
 

@@ -42,7 +42,7 @@ def test_what_a_dying_service_said_last_is_printed(tmp_path: Path) -> None:
     assert (summary["status"], summary["failure"]["service"]) == ("failed", "reader.0")
 
 
-@pytest.mark.parametrize("victim", ["writer.0", "scorer.0", "reader.0", "queue"])
+@pytest.mark.parametrize("victim", ["writer.0", "reader.0", "queue"])
 def test_killing_any_service_ends_the_run_by_its_name(tmp_path: Path, victim: str) -> None:
     with launched(tmp_path / "run", "--after", "stay") as run:
         run.wait_for_line("all services ready")
@@ -62,6 +62,14 @@ def test_stopping_torchrun_leaves_nothing_behind(tmp_path: Path, signals: list[s
         run.wait_for_line("all services ready")
         for name in signals:
             run.process.send_signal(getattr(signal, name))
+        assert run.left_after(10) == []
+        assert run.wait(10) != 0
+
+
+def test_an_interrupt_while_ignitors_wait_for_one_another_ends_at_once(tmp_path: Path) -> None:
+    with launched(tmp_path / "run", "--after", "slow", slots=2) as run:
+        run.wait_for_line("looking at the data")
+        run.process.send_signal(signal.SIGINT)
         assert run.left_after(10) == []
         assert run.wait(10) != 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
+
+from meshy.listening import listen
 
 if TYPE_CHECKING:
     from meshy.service.base import Service
@@ -34,21 +35,6 @@ class AdminServer:
         self._server.should_exit = True
         self._thread.join(timeout=2)
         self._socket.close()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; OSError names the address where it cannot be had."""
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        server.bind((host, port))
-    except OSError as error:
-        server.close()
-        raise OSError(
-            error.errno, f"cannot listen on {host}:{port} ({error.strerror}); set base_port to another block of ports"
-        ) from error
-    server.listen(128)
-    return server
 
 
 def admin_app(service: Service) -> FastAPI:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from meshy.inference.embedded.protocol import Limits, RequestFactory
 from meshy.inference.embedded.runner import ModelRunner
 from meshy.inference.embedded.server import Server
 from meshy.inference.embedded.text import Text, end_tokens
+from meshy.listening import listen
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,7 +49,7 @@ class EmbeddedServer:
         # Python hands the interpreter over only at this interval: at the default of 5 ms, an HTTP call being parsed
         # would hold up every operation of a decode step that takes less than 10 ms in all.
         sys.setswitchinterval(2e-4)
-        self._socket = socket.create_server((options.host, options.port), backlog=2048)
+        self._socket = listen(options.host, options.port, backlog=2048)
         self.port: int = self._socket.getsockname()[1]
         text = Text(options.model_path)
         runner = ModelRunner(

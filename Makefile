@@ -17,8 +17,9 @@ help:
 	@echo "make setup   the environment in $(VENV) (nothing happens when it is current)"
 	@echo "make demo    set up, then teach a small model addition with GRPO on $(SLOTS) CPU slots"
 	@echo "make test    set up, then run the tests (under 8 minutes on 2 cores)"
+	@echo "make test-fast  only the tests that start no processes together"
 	@echo "make prove   the long proofs: seeds, soaks"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff and mypy; make format mends what can be mended"
 	@echo "make bench   speed, as ratios within one run"
 	@echo "make sglang  a second environment with real SGLang on CPU, in .venv-sglang"
 

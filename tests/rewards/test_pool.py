@@ -33,7 +33,7 @@ def run(answers, *, reward=BY_ANSWER, workers=2, deadline=30.0, **info):
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, perhaps while it was read
         return False
 
 

@@ -31,11 +31,10 @@ def _from_hub(model: str) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass  # not downloaded yet
-    try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        try:
+            return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"there is no folder {model!r} here, and the hub does not give a model of that name "

@@ -36,8 +36,8 @@ def load_recipe(path: str | Path, settings: Mapping[str, str], gpus: int) -> Rec
 
     Raises RecipeError with all faults: a missing file, a recipe that raises, no RECIPE, an unknown path, a wrong type.
     """
-    recipe, faults = _load(Path(path), settings, gpus)
-    if faults:
+    recipe, misset, mistyped = _load(Path(path), settings, gpus)
+    if faults := misset + mistyped:
         raise RecipeError(faults)
     return recipe
 
@@ -49,11 +49,10 @@ def resolve(
 
     base_port: where the ports begin; the recipe's own block, or the first there is, by default.
     """
-    recipe, faults = _load(Path(path), settings, len(gpus))
-    wrong_types = type_faults(recipe)
+    recipe, misset, mistyped = _load(Path(path), settings, len(gpus))
+    faults = misset + mistyped + not_built_faults(recipe)
     try:
-        faults += not_built_faults(recipe)
-        if not wrong_types:  # else derivation would stumble over them
+        if not mistyped:  # else derivation would stumble over them
             topology = derive_topology(recipe, gpus, base_port or recipe.base_port or FIRST_BASE_PORT)
     except RecipeError as error:
         faults += error.faults
@@ -62,8 +61,8 @@ def resolve(
     return recipe, topology
 
 
-def _load(file: Path, settings: Mapping[str, str], gpus: int) -> tuple[Recipe, list[str]]:
-    """The recipe with those settings that fit, and the faults of the others and of its types."""
+def _load(file: Path, settings: Mapping[str, str], gpus: int) -> tuple[Recipe, list[str], list[str]]:
+    """The recipe with those settings that fit; the faults of the other settings; the faults of its types."""
     if not file.is_file():
         near = nearest(file.name, [p.name for p in file.parent.glob("*.py")]) if file.parent.is_dir() else ""
         raise RecipeError([f"there is no recipe file {file}{near}"])
@@ -79,7 +78,7 @@ def _load(file: Path, settings: Mapping[str, str], gpus: int) -> tuple[Recipe, l
     if not recipe.name:
         recipe = dataclasses.replace(recipe, name=file.stem)
     recipe, faults = apply_settings(recipe, settings)
-    return recipe, faults + type_faults(recipe)
+    return recipe, faults, type_faults(recipe)
 
 
 def _execute(file: Path) -> types.ModuleType:

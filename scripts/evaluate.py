@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from meshy.importing import load
-from meshy.observe.runfolder import RunFolder
+from meshy.observe.runfolder import RunFolder, versions_in
 from meshy.rewards import RewardSample
 from meshy.service.context import Launch
 
@@ -56,13 +56,13 @@ def accuracy(run: Path, version: int | None, limit: int | None) -> dict[str, flo
 def weights(run: Path, version: int | None, initial: Path) -> tuple[int, Path]:
     """The folder of a version of the run; version 0 is the initial model."""
     folder = RunFolder(run)
-    kept = {int(path.name[1:]): path for path in folder.weights.glob("v*") if path.name[1:].isdigit()}
+    kept = versions_in(folder.weights)
     wanted = max(kept, default=0) if version is None else version
     if wanted == 0:
         return 0, initial
     if wanted not in kept:
-        sys.exit(f"{folder.weights} keeps versions {sorted(kept)}, not {wanted}")
-    return wanted, kept[wanted]
+        sys.exit(f"{folder.weights} keeps versions {kept}, not {wanted}")
+    return wanted, folder.weights_of(wanted)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -94,10 +95,7 @@ class RunFolder:
             probe.write_bytes(b"x")
             probe.unlink()
         except OSError as error:
-            raise RunFolderError(
-                f"cannot write the run folder {self.path} ({error.strerror or error}); "
-                "choose a folder that can be written with --run-dir PATH"
-            ) from error
+            raise _unwritable(self.path, error) from error
         return self
 
     @classmethod
@@ -108,11 +106,7 @@ class RunFolder:
         """
         if run_dir is not None:
             path = Path(run_dir).expanduser().absolute()
-            if path.is_dir() and any(path.iterdir()):
-                raise RunFolderError(
-                    f"the run folder {path} is not empty; a run starts in a folder of its own: "
-                    "choose another --run-dir, or remove that folder first"
-                )
+            _refuse_if_full(path)
             return cls(path).make()
         base = Path(root).expanduser().absolute() / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in range(1, 1000):
@@ -125,11 +119,8 @@ class RunFolder:
     def probe(cls, recipe: str, run_dir: str | Path | None = None, root: str | Path = "runs") -> None:
         """Raises RunFolderError where `create` would, and leaves nothing behind."""
         path = Path(run_dir if run_dir is not None else root).expanduser().absolute()
-        if run_dir is not None and path.is_dir() and any(path.iterdir()):
-            raise RunFolderError(
-                f"the run folder {path} is not empty; a run starts in a folder of its own: "
-                "choose another --run-dir, or remove that folder first"
-            )
+        if run_dir is not None:
+            _refuse_if_full(path)
         existing = next(p for p in (path, *path.parents) if p.exists())
         try:
             if not existing.is_dir():
@@ -137,10 +128,7 @@ class RunFolder:
             with tempfile.TemporaryDirectory(prefix=".probe-", dir=existing):
                 pass
         except OSError as error:
-            raise RunFolderError(
-                f"cannot write the run folder {path} ({error.strerror or error}); "
-                "choose a folder that can be written with --run-dir PATH"
-            ) from error
+            raise _unwritable(path, error) from error
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -156,6 +144,27 @@ class RunFolder:
                 + _runs_within(folder.path)
             )
         return folder
+
+
+def _refuse_if_full(path: Path) -> None:
+    if path.is_dir() and any(path.iterdir()):
+        raise RunFolderError(
+            f"the run folder {path} is not empty; a run starts in a folder of its own: "
+            "choose another --run-dir, or remove that folder first"
+        )
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"cannot write the run folder {path} ({error.strerror or error}); "
+        "choose a folder that can be written with --run-dir PATH"
+    )
+
+
+def versions_in(weights: Path) -> list[int]:
+    """The weight versions that are whole in this folder, ascending."""
+    found = (re.fullmatch(r"v(\d+)", path.name) for path in weights.glob("v*"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _claim(path: Path) -> bool:

@@ -1,14 +1,13 @@
 """The end of a run: summary.json, a short table, the reward curve, and what to try next."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TextIO
 
 from meshy.observe.advice import advice
 from meshy.observe.jsonl import read_jsonl
-from meshy.observe.runfolder import RunFolder, write_json
+from meshy.observe.runfolder import RunFolder, versions_in, write_json
 from meshy.observe.terminal import console, duration, mean, short
 from meshy.observe.timeline import idle_share, read_timeline, steady_window
 
@@ -84,9 +83,8 @@ def steady_idle_share(folder: RunFolder, steps: Sequence[Mapping[str, Any]]) -> 
 
 
 def _newest_weights(folder: RunFolder) -> str | None:
-    found = ((re.fullmatch(r"v(\d+)", path.name), path) for path in folder.weights.glob("v*"))
-    versions = [(int(match[1]), path) for match, path in found if match]
-    return str(max(versions)[1]) if versions else None
+    versions = versions_in(folder.weights)
+    return str(folder.weights_of(versions[-1])) if versions else None
 
 
 def print_end(folder: RunFolder, summary: Mapping[str, Any], stream: TextIO | None = None) -> None:

@@ -40,7 +40,7 @@ class Launch:
     def derive(self) -> tuple[Recipe, Topology]:
         """The recipe and topology of the run. RuntimeError where the recipe file has changed since the run began."""
         recipe, topology = resolve(self.recipe_file, self.settings, self.gpus, self.base_port)
-        if self.digest not in (run_digest(recipe, topology), topology.digest):
+        if run_digest(recipe, topology) != self.digest:
             raise RuntimeError(
                 f"the run derived here differs from the one that was begun: was {self.recipe_file}, or a "
                 "module that it imports, changed meanwhile? Start the run again"
@@ -82,10 +82,6 @@ class Context:
     @property
     def world_size(self) -> int:
         return len(self.replica.processes)
-
-    @property
-    def is_leader(self) -> bool:
-        return self.rank == 0
 
     @classmethod
     def load(cls, launch_file: Path, name: str) -> Context:

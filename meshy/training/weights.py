@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from meshy.observe.runfolder import versions_in
 
 SHARD_BYTES = 4 << 30
 # What transformers and an inference engine need beside the tensors.
@@ -83,12 +84,6 @@ def prune_weights(weights: Path, keep: int) -> None:
         dying = weights / f".v{version}.old"  # so that no half version is ever seen under its name
         (weights / f"v{version}").rename(dying)
         shutil.rmtree(dying)
-
-
-def versions_in(weights: Path) -> list[int]:
-    """The versions that are whole in this folder, ascending."""
-    found = (re.fullmatch(r"v(\d+)", path.name) for path in weights.glob("v*"))
-    return sorted(int(match[1]) for match in found if match)
 
 
 def dtype_of(source: Path, wanted: str) -> torch.dtype:

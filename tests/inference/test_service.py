@@ -21,9 +21,9 @@ from meshy.inference.embedded.engine import EngineFailure
 from meshy.inference.embedded.launch import EmbeddedOptions, EmbeddedServer
 from meshy.observe.jsonl import read_jsonl
 from meshy.observe.runfolder import RunFolder
-from meshy.service.context import Launch
+from meshy.service.context import Launch, run_digest
 from meshy.service.readiness import is_ready
-from meshy.settings import load_recipe
+from meshy.settings import load_recipe, resolve
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, Gpu, Topology, derive_topology
 from tests.inference.models import CONTEXT, call
 
@@ -56,7 +56,7 @@ def test_a_replica_serves_reports_and_ends(topology: Topology, tmp_path: Path):
         settings={},
         gpus=topology.gpus,
         base_port=topology.base_port,
-        digest=topology.digest,
+        digest=run_digest(*resolve(RECIPE, {}, topology.gpus, topology.base_port)),
         model_folder="recipes/demo_model",
     )
     launch.write(folder.path / "launch.json")

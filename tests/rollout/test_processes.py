@@ -14,8 +14,9 @@ import pytest
 
 from meshy.observe.jsonl import read_jsonl
 from meshy.observe.runfolder import RunFolder
-from meshy.service.context import Launch
+from meshy.service.context import Launch, run_digest
 from meshy.service.readiness import is_ready
+from meshy.settings import resolve
 from tests.rollout.play import DEADLINE, RUN_ID, Engine, Trained, Trainer, topology_of, trainer_of
 from tests.rollout.roles import MODEL
 from tests.rollout.roles import recipe as two_replicas
@@ -43,7 +44,7 @@ def replicas(base_port: int, folder: RunFolder, *names: str) -> Iterator[list[su
         settings={},
         gpus=topology.gpus,
         base_port=base_port,
-        digest=topology.digest,
+        digest=run_digest(*resolve(RECIPE, {}, topology.gpus, base_port)),
         model_folder=MODEL,
     )
     launch.write(folder.path / "launch.json")

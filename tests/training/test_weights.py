@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from meshy.observe.runfolder import versions_in
 from meshy.training import weights as module
-from meshy.training.weights import dtype_of, prune_weights, versions_in, write_weights
+from meshy.training.weights import dtype_of, prune_weights, write_weights
 
 
 @pytest.fixture

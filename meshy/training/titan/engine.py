@@ -147,9 +147,6 @@ class TitanEngine:
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
-    def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, gathered whole, one after another. Collective."""
         for name, value in self.adapter.to_hf(self.model.state_dict()).items():

@@ -11,7 +11,8 @@ Ports, on every host, count from the run's base port B (a block of `PORT_SPAN`):
     B + 128 + 8 k                 the k-th CPU-only service of the host
     B + 512 + 64 g + 8 l          the process on local GPU g that is the l-th of those sharing it
 
-and within a service's 8 ports: +0 its endpoint (HTTP of inference), +1 its distributed rendezvous, +2 its admin HTTP.
+and within a service's 8 ports: +0 its endpoint (HTTP of inference), +1 its distributed rendezvous, +2 its admin HTTP,
++3 the meeting point of those to whom a trainer broadcasts weights.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ LAST_BASE_PORT = 30720  # the block ends below Linux's ephemeral ports (32768 an
 _CONTROLLER, _CONTROLLER_PORTS = 8, 4
 _STORAGE, _MAX_STORAGE = 16, 112
 _CPU, _SERVICE_PORTS, _MAX_CPU = 128, 8, 48
+_ADMIN, _USED_PORTS = 2, 4
 _GPU, _GPU_PORTS = 512, 64
 _MAX_LANES = _GPU_PORTS // _SERVICE_PORTS
 _MAX_LOCAL_GPUS = (PORT_SPAN - _GPU) // _GPU_PORTS
@@ -75,6 +77,7 @@ class Replica:
     host: str
     endpoint_port: int
     distributed_port: int
+    weights_port: int
     ring: str | None
     processes: tuple[Process, ...]
 
@@ -152,8 +155,8 @@ class Topology:
         for replica in self.replicas:
             for process in replica.processes:
                 if process.host == host:
-                    first = process.admin_port - 2
-                    ports.update({first + offset: process.name for offset in range(3)})
+                    first = process.admin_port - _ADMIN
+                    ports.update({first + offset: process.name for offset in range(_USED_PORTS)})
         return ports
 
     def to_json(self) -> dict[str, Any]:
@@ -173,6 +176,7 @@ class Topology:
                     "gpus": list(process.gpus),
                     "endpoint_port": replica.endpoint_port,
                     "distributed_port": replica.distributed_port,
+                    "weights_port": replica.weights_port,
                     "admin_port": process.admin_port,
                     "ring": replica.ring,
                 }
@@ -340,7 +344,7 @@ def _port_faults(topology: Topology) -> list[str]:
     faults = []
     owners: dict[tuple[str, int], str] = {}
     claims = [(q.host, port, q.name) for q in (topology.controller, *topology.storage) for port in q.ports]
-    claims += [(p.host, p.admin_port - 2 + offset, p.name) for p in topology.processes for offset in range(3)]
+    claims += [(p.host, p.admin_port - _ADMIN + i, p.name) for p in topology.processes for i in range(_USED_PORTS)]
     for host, port, name in claims:
         other = owners.setdefault((host, port), name)
         if other != name:
@@ -372,11 +376,22 @@ def _assemble(
                 host = hosts[index % len(hosts)]
                 k = cpu_services[host] = cpu_services.get(host, -1) + 1
                 port = base_port + _CPU + _SERVICE_PORTS * k
-                processes = (Process(name, 0, host, first_rank[host], (), port + 2),)
+                processes = (Process(name, 0, host, first_rank[host], (), port + _ADMIN),)
             leader = processes[0]
-            first = leader.admin_port - 2
+            first = leader.admin_port - _ADMIN
             replicas.append(
-                Replica(name, group.id, index, ranks, leader.host, first, first + 1, ring_of.get(group.id), processes)
+                Replica(
+                    name=name,
+                    group=group.id,
+                    index=index,
+                    gpus=ranks,
+                    host=leader.host,
+                    endpoint_port=first,
+                    distributed_port=first + 1,
+                    weights_port=first + 3,
+                    ring=ring_of.get(group.id),
+                    processes=processes,
+                )
             )
     rings = tuple(
         Ring(ring.id, ring.members, ranks := tuple(r for rep in placement[ring.members[0][0]] for r in rep), ranks[0])
@@ -416,7 +431,7 @@ def _gpu_processes(
                 primary.host,
                 primary.rank,
                 tuple(gpu.rank for gpu in share),
-                port + 2,
+                port + _ADMIN,
             )
         )
     return tuple(processes)
@@ -448,6 +463,7 @@ def with_base_port(topology: Topology, base_port: int) -> Topology:
             r,
             endpoint_port=r.endpoint_port + shift,
             distributed_port=r.distributed_port + shift,
+            weights_port=r.weights_port + shift,
             processes=processes,
         )
 

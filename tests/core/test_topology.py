@@ -50,6 +50,7 @@ def test_ports_follow_the_documented_rule() -> None:
     assert topology.replica("inference.0").endpoint_port == 12512
     assert topology.replica("trainer.0").endpoint_port == 12512 + 64
     assert topology.replica("trainer.0").distributed_port == 12512 + 65
+    assert topology.replica("trainer.0").weights_port == 12512 + 67
     assert topology.replica("rollout.0").leader.admin_port == 12128 + 2
 
 
@@ -59,7 +60,7 @@ def test_colocated_groups_share_gpus_but_no_port() -> None:
     assert topology.rings[0].keeper == 0
     assert topology.replica("trainer.0").gpus == (0, 1, 2, 3)
     ports = topology.ports_on("host0")
-    assert len(ports) == 1 + 4 + 1 + 3 * 9
+    assert len(ports) == 1 + 4 + 1 + 4 * 9
     assert {r.ring for r in topology.replicas} == {"r", None}
 
 

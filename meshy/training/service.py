@@ -23,7 +23,7 @@ from meshy.training.plan import MiniBatchPlan, mini_batches, plan_mini_batch
 from meshy.training.replicas import Replicas
 from meshy.training.report import Times, step_row
 from meshy.training.schedule import learning_rate
-from meshy.training.weights import dtype_of, prune_weights, settle_weights, stage_weights
+from meshy.training.weights.folder import dtype_of, prune_weights, settle_weights, stage_weights
 
 
 class TrainerService(SpmdService):

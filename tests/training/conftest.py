@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from meshy.training.weights import write_weights
+from meshy.training.weights.folder import write_weights
 from tests.training.models import make_model
 
 ROOT = Path(__file__).parents[2]

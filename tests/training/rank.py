@@ -15,7 +15,7 @@ from meshy.training.learner import Learner
 from meshy.training.micro_batch import Sample, pack, pad
 from meshy.training.plan import plan_mini_batch
 from meshy.training.titan.engine import EngineConfig, TitanEngine
-from meshy.training.weights import write_weights
+from meshy.training.weights.folder import write_weights
 from tests.training.data import make_samples
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from meshy.observe.runfolder import versions_in
-from meshy.training import weights as module
-from meshy.training.weights import dtype_of, prune_weights, write_weights
+from meshy.training.weights import folder as module
+from meshy.training.weights.folder import dtype_of, prune_weights, write_weights
 
 
 @pytest.fixture

@@ -1,17 +1,19 @@
-"""Commands to all replicas at once: pause, update weights, ask for checksums."""
+"""Commands to replicas, many at once: pause, update weights, ask for checksums."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from meshy.generation import commands
+from meshy.generation.commands import Command, PauseMode
 from meshy.generation.completion import version_number
 from meshy.generation.transport import Refused, Transport, Unavailable
 
-PauseMode = Literal["abort", "retract", "in_place"]
 CONNECT_PATIENCE = 5.0  # seconds for which a command is repeated to a replica that cannot be reached
 
 
@@ -24,65 +26,80 @@ class ReplicaError(RuntimeError):
         self.failures = failures
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a command: the answers by URL, and what stood against it elsewhere."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, Refused | Unavailable] = field(default_factory=dict)
+
+
 class Control:
-    """Every call goes to all replicas together and returns {url: answer}; ReplicaError names those that failed."""
+    """`give` tells each replica its own command. Everything else goes to all replicas together and returns
+    {url: answer}; ReplicaError names those that failed."""
 
     def __init__(self, urls: Sequence[str], transport: Transport, deadline: float) -> None:
         self.urls = tuple(urls)
         self.deadline = deadline
         self._transport = transport
 
-    async def everywhere(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    async def give(
+        self, orders: Mapping[str, Command], seconds: float | None = None, patience: float = CONNECT_PATIENCE
+    ) -> Outcome:
+        """Each URL its command, all together. seconds: for each answer (`deadline`). patience: seconds for which a
+        command is repeated to a replica that cannot be reached; every command here may be given twice."""
         results = await asyncio.gather(
-            *(self._one(method, url, path, body) for url in self.urls), return_exceptions=True
+            *(self._one(url, order, seconds or self.deadline, patience) for url, order in orders.items()),
+            return_exceptions=True,
         )
-        failures: dict[str, str] = {}
-        for url, result in zip(self.urls, results, strict=True):
+        outcome = Outcome()
+        for url, result in zip(orders, results, strict=True):
             if isinstance(result, (Refused, Unavailable)):
-                failures[url] = str(result)
+                outcome.failures[url] = result
             elif isinstance(result, BaseException):
                 raise result
-        if failures:
-            raise ReplicaError(path, failures, len(self.urls))
-        return dict(zip(self.urls, results, strict=True))
+            else:
+                outcome.answers[url] = result
+        return outcome
 
-    async def _one(self, method: str, url: str, path: str, body: Any) -> Any:
-        """Repeat while the replica cannot be reached, for a short while: every command here may be given twice."""
-        began, patience = time.monotonic(), 0.0
-        wait = 0.05
+    async def _one(self, url: str, order: Command, seconds: float, patience: float) -> Any:
+        end, until, wait = time.monotonic() + seconds, 0.0, 0.05
         while True:
             try:
-                return await self._transport.request(method, url + path, body, self.deadline)
+                left = max(0.0, end - time.monotonic())
+                return await self._transport.request(order.method, url + order.path, order.body, left)
             except Unavailable:
                 now = time.monotonic()
-                patience = patience or now + CONNECT_PATIENCE  # from the first failure: a stall may come before it
-                if now + wait > patience or now - began > self.deadline:
+                until = until or now + patience  # from the first failure: a stall may come before it
+                if now + wait > min(until, end):
                     raise
             await asyncio.sleep(wait)
             wait = min(2 * wait, 1.0)
 
+    async def everywhere(self, order: Command) -> dict[str, Any]:
+        outcome = await self.give(dict.fromkeys(self.urls, order))
+        if outcome.failures:
+            told = {url: str(failure) for url, failure in outcome.failures.items()}
+            raise ReplicaError(order.path, told, len(self.urls))
+        return outcome.answers
+
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop generating. `retract` goes on with what is written after `continue_`; `abort` answers with it now."""
-        await self.everywhere("POST", "/pause_generation", {"mode": mode})
+        await self.everywhere(commands.pause(mode))
 
     async def continue_(self) -> None:
-        await self.everywhere("POST", "/continue_generation", {})
+        await self.everywhere(commands.CONTINUE)
 
     async def flush(self) -> None:
         """Drop prefix caches. Refused (ReplicaError) while requests run."""
-        await self.everywhere("POST", "/flush_cache")
+        await self.everywhere(commands.FLUSH)
 
     async def update_weights_from_disk(
         self, path: str | Path, version: int, *, flush_cache: bool = True, abort_all_requests: bool = False
     ) -> None:
         """Load a model folder as weight `version`: at once when paused, else when the running requests have ended."""
-        body = {
-            "model_path": str(path),
-            "weight_version": str(version),
-            "flush_cache": flush_cache,
-            "abort_all_requests": abort_all_requests,
-        }
-        await self.everywhere("POST", "/update_weights_from_disk", body)
+        order = commands.update_from_disk(path, version, flush_cache=flush_cache, abort_all=abort_all_requests)
+        await self.everywhere(order)
 
     async def publish_from_disk(self, path: str | Path, version: int, *, drain: bool = False) -> None:
         """Bring all replicas to `version`. Running requests are retracted and go on with the new weights, or,
@@ -99,11 +116,11 @@ class Control:
 
     async def checksums(self) -> dict[str, dict[str, str]]:
         """{url: {tensor name: checksum of the live tensor}}; see `meshy.generation.checksum`."""
-        answers = await self.everywhere("POST", "/weights_checker", {"action": "checksum"})
+        answers = await self.everywhere(commands.CHECKSUM)
         return {url: answer["ranks"][0]["checksums"] for url, answer in answers.items()}
 
     async def model_info(self) -> dict[str, dict[str, Any]]:
-        return await self.everywhere("GET", "/model_info")
+        return await self.everywhere(commands.MODEL_INFO)
 
     async def versions(self) -> dict[str, int]:
         """{url: weight version that it serves}."""
@@ -111,22 +128,18 @@ class Control:
 
     async def loads(self) -> dict[str, dict[str, Any]]:
         """{url: its first `loads` entry: num_running_reqs, num_waiting_reqs, ...}."""
-        return {url: answer["loads"][0] for url, answer in (await self.everywhere("GET", "/v1/loads")).items()}
+        return {url: answer["loads"][0] for url, answer in (await self.everywhere(commands.LOADS)).items()}
 
     async def release_memory(self, tags: Iterable[str] = ("kv_cache", "weights")) -> None:
-        await self.everywhere("POST", "/release_memory_occupation", {"tags": list(tags)})
+        await self.everywhere(commands.release_memory(tuple(tags)))
 
     async def resume_memory(self, tags: Iterable[str] = ("kv_cache", "weights")) -> None:
-        await self.everywhere("POST", "/resume_memory_occupation", {"tags": list(tags)})
+        await self.everywhere(commands.resume_memory(tuple(tags)))
 
     async def health(self) -> dict[str, str | None]:
         """{url: None if it is healthy, else what it says}; raises nothing."""
-        results = await asyncio.gather(
-            *(self._transport.request("GET", url + "/health", None, CONNECT_PATIENCE) for url in self.urls),
-            return_exceptions=True,
-        )
-        told = (str(result) if isinstance(result, BaseException) else None for result in results)
-        return dict(zip(self.urls, told, strict=True))
+        outcome = await self.give(dict.fromkeys(self.urls, commands.HEALTH), CONNECT_PATIENCE, patience=0.0)
+        return {url: str(outcome.failures[url]) if url in outcome.failures else None for url in self.urls}
 
     async def wait_ready(self, timeout: float) -> None:
         """Until every replica is healthy. Raises ReplicaError when that takes longer than `timeout` seconds."""

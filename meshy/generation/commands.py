@@ -1,0 +1,100 @@
+"""What can be told to a replica besides generating: paths and bodies of SGLang's protocol. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One request: `body` goes as JSON, unless it is None."""
+
+    path: str
+    body: Any = None
+    method: str = "POST"
+
+
+MODEL_INFO = Command("/model_info", method="GET")
+SERVER_INFO = Command("/server_info", method="GET")
+LOADS = Command("/v1/loads", method="GET")
+HEALTH = Command("/health", method="GET")
+CHECKSUM = Command("/weights_checker", {"action": "checksum"})
+CONTINUE = Command("/continue_generation", {})
+FLUSH = Command("/flush_cache")
+BEGIN_UPDATE = Command("/begin_weight_update", {})
+END_UPDATE = Command("/end_weight_update", {})
+
+
+def pause(mode: PauseMode) -> Command:
+    return Command("/pause_generation", {"mode": mode})
+
+
+def update_from_disk(path: str | Path, version: int, *, flush_cache: bool = True, abort_all: bool = False) -> Command:
+    """Load a model folder as weight `version`: at once when paused, else when the running requests have ended."""
+    body = {
+        "model_path": str(path),
+        "weight_version": str(version),
+        "flush_cache": flush_cache,
+        "abort_all_requests": abort_all,
+    }
+    return Command("/update_weights_from_disk", body)
+
+
+def update_from_tensor(payloads: Sequence[str], version: int | None) -> Command:
+    """Load tensors that lie in shared memory, within an update. payloads: one for each rank of the replica.
+    version: with the last tensors of an update, which also drop what was cached under the old weights."""
+    return Command("/update_weights_from_tensor", {"serialized_named_tensors": list(payloads), **_closing(version)})
+
+
+def join_group(host: str, port: int, *, first_rank: int, world_size: int, group: str, backend: str) -> Command:
+    """Join the process group over which weights are broadcast; the replica's ranks count from `first_rank`."""
+    body = {
+        "master_address": host,
+        "master_port": port,
+        "rank_offset": first_rank,
+        "world_size": world_size,
+        "group_name": group,
+        "backend": backend,
+    }
+    return Command("/init_weights_update_group", body)
+
+
+def leave_group(group: str) -> Command:
+    return Command("/destroy_weights_update_group", {"group_name": group})
+
+
+def update_from_broadcast(
+    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], group: str, version: int | None
+) -> Command:
+    """Take part in one broadcast of uint8, the bytes of these tensors one after another, and load it."""
+    body = {
+        "names": list(names),
+        "dtypes": list(dtypes),
+        "shapes": [list(shape) for shape in shapes],
+        "group_name": group,
+        "load_format": "flattened_bucket",
+        **_closing(version),
+    }
+    return Command("/update_weights_from_distributed", body)
+
+
+def set_version(version: int) -> Command:
+    """Say that the weights are of another version; what is in flight is aborted."""
+    return Command("/update_weight_version", {"new_version": str(version), "abort_all_requests": True})
+
+
+def release_memory(tags: Sequence[str]) -> Command:
+    return Command("/release_memory_occupation", {"tags": list(tags)})
+
+
+def resume_memory(tags: Sequence[str]) -> Command:
+    return Command("/resume_memory_occupation", {"tags": list(tags)})
+
+
+def _closing(version: int | None) -> dict[str, Any]:
+    return {"flush_cache": False} if version is None else {"flush_cache": True, "weight_version": str(version)}

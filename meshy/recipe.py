@@ -35,12 +35,18 @@ class ServiceConfig:
     processes: `one` process a replica; `per_host`, one on each host that the replica spans; `per_gpu`, one a GPU.
     serves_http: the replica answers requests of other services on its endpoint port.
     ends_run: the run is over, in good order, when a process of this role ends in good order.
+    can_restart: a replica may begin in the middle of a run.
+    max_restarts: how often in a row a replica that dies is started again, waiting 1, 2, 4 ... 30 s before; ten minutes
+        of life clear the count. 0: its death ends the run.
     """
 
     service: ClassVar[str] = ""
     processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "one"
     serves_http: ClassVar[bool] = False
     ends_run: ClassVar[bool] = False
+    can_restart: ClassVar[bool] = True
+
+    max_restarts: int = 0
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         """What the role reads from the queue."""

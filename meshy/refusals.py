@@ -96,6 +96,11 @@ def value_faults(recipe: Recipe) -> list[str]:
     faults += _sampling_faults(recipe)
     for group in recipe.groups:
         faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
+        restarts = group.config.max_restarts
+        if restarts < 0:
+            faults.append(f"{group.id}.max_restarts: expected 0 or more, got {restarts}")
+        elif restarts and not group.config.can_restart:
+            faults.append(f"{group.id}.max_restarts: this role cannot begin in the middle of a run; set it to 0")
     return faults
 
 

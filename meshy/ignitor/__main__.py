@@ -6,29 +6,25 @@ import argparse
 import json
 import logging
 import os
-import queue
 import signal
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 from meshy.ignitor.agreement import Arguments, Run, agree
-from meshy.ignitor.children import Child, Children, service_command, service_environment
+from meshy.ignitor.children import Children, service_command, service_environment
 from meshy.ignitor.discover import DiscoveryError, Seat, discover
-from meshy.ignitor.ending import Ending, hear, say
+from meshy.ignitor.ending import Ending, restart_counts, say
+from meshy.ignitor.watch import QUEUE, Interrupts, Watch
 from meshy.lifetime import die_with_parent
-from meshy.observe.logs import last_traceback
 from meshy.recipe import RecipeError
 from meshy.topology import Process
 
 log = logging.getLogger("meshy.ignitor")
 
-QUEUE = "queue"
 SERVICE_GRACE = 4.0
 QUEUE_GRACE = 1.5
-LISTEN_SECONDS = 0.5
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,23 +76,6 @@ def parse(argv: list[str] | None) -> Arguments:
     return Arguments(known.recipe, settings, known.run_dir)
 
 
-class Interrupts:
-    """SIGINT and SIGTERM as events of the watch loop; a second one cuts the orderly end short."""
-
-    def __init__(self, children: Children) -> None:
-        self.count = 0
-        self._children = children
-        self.events: queue.SimpleQueue[Child | signal.Signals] = children.exits
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._heard)
-
-    def _heard(self, signum: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.events.put(signal.Signals(signum))
-        if self.count > 1:
-            self._children.kill_now()
-
-
 def live(seat: Seat, run: Run) -> Ending:
     """Spawn what is this ignitor's, watch until the run ends, stop it all, and tell the story."""
     from meshy.ignitor.story import Story
@@ -110,14 +89,15 @@ def live(seat: Seat, run: Run) -> Ending:
         story = stack.enter_context(Story(run)) if seat.is_first else None
         try:
             spawn(seat, run, children)
-            ending = watch(seat, run, children, interrupts)
+            ending = Watch(seat, run, children, interrupts).until_the_end()
         except BaseException as error:
             ending = say(seat.store, Ending("failed", "ignitor", repr(error), seat.gpu.host))
             raise
         finally:
             stop(children, interrupts)
             if story is not None:
-                story.end(ending, started)
+                names = [process.name for process in run.topology.processes]
+                story.end(ending, started, restart_counts(seat.store, names))
     return ending
 
 
@@ -158,41 +138,6 @@ def in_dependency_order(run: Run) -> list[Process]:
     for group in run.recipe.groups:
         visit(group.id)
     return [process for id in order for replica in run.topology.replicas_of(id) for process in replica.processes]
-
-
-def watch(seat: Seat, run: Run, children: Children, interrupts: Interrupts) -> Ending:
-    """Wait for the run's end: a child's exit here, a signal, or what another ignitor has said."""
-    while True:
-        try:
-            event = interrupts.events.get(timeout=LISTEN_SECONDS)
-        except queue.Empty:
-            heard = hear(seat.store)
-            if heard is not None:
-                return heard
-            continue
-        if isinstance(event, signal.Signals):
-            return say(seat.store, Ending("interrupted", "ignitor", f"{event.name} was received", seat.gpu.host))
-        ending = ending_of(event, seat, run)
-        if ending is not None:
-            return say(seat.store, ending)
-
-
-def ending_of(child: Child, seat: Seat, run: Run) -> Ending | None:
-    """What the exit of a child means for the run; None where it goes on."""
-    group = child.name.partition(".")[0]
-    failed = child.process.returncode != 0 or group == QUEUE
-    if not failed and run.recipe.group(group).config.ends_run:
-        return Ending("finished", child.name, "it has done its work", seat.gpu.host)
-    if not failed:
-        log.info("%s has done its work", child.name)
-        return None
-    heard = hear(seat.store)
-    if heard is not None and heard.status != "failed":
-        return heard  # it ended in the wake of the run's own end
-    trace = last_traceback(child.log) or "(its log is empty)"
-    print(f"\nmeshy: {child.name} on {seat.gpu.host} {child.how_it_ended}. The end of {child.log}:\n", file=sys.stderr)
-    print("\n".join(f"    {line}" for line in trace.splitlines()), file=sys.stderr, flush=True)
-    return Ending("failed", child.name, child.how_it_ended, seat.gpu.host, str(child.log))
 
 
 def stop(children: Children, interrupts: Interrupts) -> None:

@@ -22,11 +22,14 @@ TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
 
 @dataclass
 class Child:
-    """One owned process."""
+    """One owned process. log_start: where its own words begin in its log, in bytes."""
 
     name: str
     log: Path
     process: subprocess.Popen[bytes]
+    command: list[str]
+    environment: Mapping[str, str]
+    log_start: int
 
     @property
     def how_it_ended(self) -> str:
@@ -49,6 +52,7 @@ class Children:
         Must be called from the main thread: the kernel ties a child's life to the thread that made it.
         """
         with log_file.open("ab") as output:
+            log_start = output.tell()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -57,7 +61,7 @@ class Children:
                 env={**environment, "MESHY_PARENT": str(os.getpid())},
                 start_new_session=True,
             )
-        child = Child(name, log_file, process)
+        child = Child(name, log_file, process, command, environment, log_start)
         self.all.append(child)
         threading.Thread(target=self._await_exit, args=(child,), name=f"watch-{name}", daemon=True).start()
         return child
@@ -65,6 +69,12 @@ class Children:
     def _await_exit(self, child: Child) -> None:
         child.process.wait()
         self.exits.put(child)
+
+    def replace(self, dead: Child) -> Child:
+        """Start `dead` again. Nothing that it had started is left by then: it may hold ports, or a GPU's memory."""
+        _signal(dead, signal.SIGKILL, whole_session=True)
+        self.all.remove(dead)
+        return self.spawn(dead.name, dead.command, dead.log, dead.environment)
 
     def kill_now(self) -> None:
         """SIGKILL to every session, without waiting."""

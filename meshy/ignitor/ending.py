@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -47,3 +48,20 @@ def hear(store: Store) -> Ending | None:
         return Ending(**json.loads(store.get(_KEY))) if store.check([_KEY]) else None
     except Exception as error:  # noqa: BLE001 - whatever the transport raises, the run is over
         return Ending("failed", "torchrun", f"its store does not answer any more ({error})")
+
+
+def count_restart(store: Store, name: str) -> None:
+    """Note for the summary that `name` is started again."""
+    try:
+        store.add(f"restarts/{name}", 1)
+    except Exception as error:  # noqa: BLE001 - the run is over, and `hear` will say so
+        log.warning("torchrun's store is gone (%s)", error)
+
+
+def restart_counts(store: Store, names: Iterable[str]) -> dict[str, int]:
+    """How often each of `names` was started again; those that never were are left out."""
+    try:
+        return {name: store.add(key, 0) for name in names if store.check([key := f"restarts/{name}"])}
+    except Exception as error:  # noqa: BLE001 - torchrun's agent may be gone at the end
+        log.warning("torchrun's store is gone (%s): restarts are not counted in the summary", error)
+        return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,15 +45,20 @@ class Story:
         self._over.set()
         self._progress.stop()
 
-    def end(self, ending: Ending, started: float) -> None:
-        """Write the summary and print how it went."""
+    def end(self, ending: Ending, started: float, restarts: Mapping[str, int]) -> None:
+        """Write the summary and print how it went. restarts: how often each service was started again."""
         self._over.set()
         self._progress.stop()
         failure = None
         if ending.status == "failed":
             failure = Failure(service=ending.service, reason=ending.reason, log=ending.log or None)
         summary = build_summary(
-            self._run.folder, status=ending.status, started=started, ended=time.time(), failure=failure
+            self._run.folder,
+            status=ending.status,
+            started=started,
+            ended=time.time(),
+            failure=failure,
+            restarts=restarts,
         )
         print_end(self._run.folder, summary)
 

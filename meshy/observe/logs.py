@@ -58,13 +58,13 @@ def setup_logging(service: str, level: str | None = None) -> None:
     faulthandler.enable(sys.stderr)
 
 
-def last_traceback(path: str | Path) -> str | None:
-    """The last traceback in a log, with those it is chained to; without any, the last 20 lines.
+def last_traceback(path: str | Path, since: int = 0) -> str | None:
+    """The last traceback in a log from byte `since` on, with those it is chained to; without any, the last 20 lines.
 
     What was logged after the traceback is shown shortened below it, for the process may have died of something else.
     A fatal signal that faulthandler reported counts as a traceback. None when the log is missing or empty.
     """
-    lines = _tail(Path(path))
+    lines = _tail(Path(path), since)
     if not lines:
         return None
     start = _last_start(lines)
@@ -79,17 +79,18 @@ def last_traceback(path: str | Path) -> str | None:
     return "\n".join(shown)
 
 
-def _tail(path: Path) -> list[str]:
-    """The lines of the log's last mebibyte, trailing blank ones left out."""
+def _tail(path: Path, since: int) -> list[str]:
+    """The lines of the log's last mebibyte, or from byte `since` on, trailing blank ones left out."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
+            start = max(since, size - TAIL_BYTES)
+            file.seek(start)
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
     lines = text.rstrip().splitlines()
-    return lines[1:] if size > TAIL_BYTES else lines
+    return lines[1:] if start > since else lines
 
 
 def _last_start(lines: list[str]) -> int | None:

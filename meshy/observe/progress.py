@@ -24,6 +24,7 @@ POLL_SECONDS = 0.2
 REMIND_SECONDS = 30.0
 RECENT = 10
 STOP_SECONDS = 2.0
+TELLING_MISMATCH = 1e-6  # below it, trainer and inference differ by rounding in float32
 READY = "ready"
 
 
@@ -87,6 +88,9 @@ class RunView:
             f"{short(row.get('step_seconds'), 2)} s/step",
             f"{short(row.get('tokens_per_second'))} tok/s",
         ]
+        mismatch = row.get("mismatch_kl") or 0.0
+        if mismatch >= TELLING_MISMATCH:
+            parts.append(f"mismatch KL {short(mismatch)}")
         return "  ".join(parts + ([f"queue {self.depth}"] if self.depth else []))
 
     def step_line(self) -> str:

@@ -28,14 +28,20 @@ class Failure:
 
 
 def build_summary(
-    folder: RunFolder, *, status: Status, started: float, ended: float, failure: Failure | None = None
+    folder: RunFolder,
+    *,
+    status: Status,
+    started: float,
+    ended: float,
+    failure: Failure | None = None,
+    restarts: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Reads what the run wrote, writes summary.json and returns its content.
 
     started, ended: unix seconds of the whole run. `reward_first` and `reward_last` are means over the first and last
     5 steps (of a run shorter than 10: over its halves). `eval_before` is the accuracy of weight version 0,
     `eval_after` that of the newest version evaluated after it. `idle_share` is taken over steady steps, all but the
-    first and the last. What the run did not get to is null.
+    first and the last. `restarts`: how often each service was started again. What the run did not get to is null.
     """
     steps = read_jsonl(folder.metrics)
     before, after = eval_edges(read_jsonl(folder.evals))
@@ -51,6 +57,8 @@ def build_summary(
         "idle_share": steady_idle_share(folder, steps),
         "tokens_per_second": mean(row.get("tokens_per_second") for row in steps[1:] or steps),
         "weights": _newest_weights(folder),
+        "mismatch_kl": mean(row.get("mismatch_kl") for row in steps),
+        "restarts": dict(restarts or {}),
         "started": started,
         "ended": ended,
         "failure": asdict(failure) if failure else None,
@@ -129,7 +137,13 @@ def end_rows(folder: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, s
         ("wall time", duration(summary["wall_seconds"])),
         ("tokens/s", short(summary["tokens_per_second"])),
         ("no engine busy", f"{percent(summary['idle_share'])} of the time in steady steps"),
+        ("mismatch KL", f"{short(summary['mismatch_kl'])}   (inference against trainer, mean over all steps)"),
+        *[("restarts", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))][
+            : len(summary["restarts"])
+        ],
         ("weights", summary["weights"] or "-"),
         ("run folder", str(folder.path)),
     ]
+    if summary["restarts"]:
+        rows.append(("restarts", ", ".join(f"{name} {count} x" for name, count in summary["restarts"].items())))
     return rows + ([("reward curve", str(folder.reward_curve))] if folder.reward_curve.exists() else [])

@@ -34,6 +34,7 @@ class RolloutConfig(ServiceConfig):
     """
 
     service: ClassVar[str] = "meshy.rollout.service:RolloutService"
+    can_restart: ClassVar[bool] = False
 
     group_size: int = 8
     window: int = 1

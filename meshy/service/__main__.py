@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -14,9 +15,9 @@ from meshy.lifetime import end_session_with_parent
 from meshy.observe.logs import setup_logging
 from meshy.service.base import Service
 from meshy.service.context import Context
+from meshy.service.exits import ENDED_AS_ASKED, FAILED_TO_START
 from meshy.service.readiness import wait_until_ready
 
-ENDED_AS_ASKED = 128 + signal.SIGTERM  # no success: whoever asked knows, and nobody else takes it for work done
 ORPHAN_GRACE = 4.0  # seconds for an orderly end when the ignitor is gone
 
 
@@ -63,9 +64,13 @@ def live(service: Service) -> int:
     except Stopped:
         service.log.info("ended as asked")
         return ENDED_AS_ASKED
-    except BaseException:
+    except BaseException as error:
+        was_ready = service.state == "ready"
         service.tell("failed")
-        raise
+        if was_ready or not isinstance(error, Exception):
+            raise
+        traceback.print_exc()
+        return FAILED_TO_START
     finally:
         service.stopping.set()
         service.close()

@@ -16,12 +16,17 @@ WATCHDOG_SECONDS = 30.0
 
 
 def wait_until_ready(topology: Topology, groups: Iterable[str], run_id: str, stopping: threading.Event) -> None:
-    """Returns once every replica of `groups` says that it is ready, or `stopping` is set.
+    """Returns once every replica of `groups` says that it is ready, or `stopping` is set."""
+    await_ready([r.leader for group in groups for r in topology.replicas_of(group)], run_id, stopping)
 
-    There is no deadline, for a model may take long to load, and a service that dies ends the run anyway; a line every
-    30 s says who is waited for.
+
+def await_ready(processes: Iterable[Process], run_id: str, stopping: threading.Event) -> bool:
+    """True once each of `processes` says that it is ready; False when `stopping` was set before.
+
+    There is no deadline, for a model may take long to load, and a service that dies is the ignitor's business; a line
+    every 30 s says who is waited for.
     """
-    waiting = [replica.leader for group in groups for replica in topology.replicas_of(group)]
+    waiting = list(processes)
     started = said = time.monotonic()
     pause = 0.02
     while waiting and not stopping.is_set():
@@ -32,6 +37,7 @@ def wait_until_ready(topology: Topology, groups: Iterable[str], run_id: str, sto
         if waiting:
             stopping.wait(pause)
             pause = min(pause * 1.3, 0.25)
+    return not waiting
 
 
 def is_ready(process: Process, run_id: str) -> bool:

@@ -47,6 +47,7 @@ class TrainerConfig(ServiceConfig):
     """
 
     service: ClassVar[str] = "meshy.training.service:TrainerService"
+    can_restart: ClassVar[bool] = False
     processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "per_gpu"
     ends_run: ClassVar[bool] = True
 

@@ -76,6 +76,10 @@ class Scorer(Service):
 class Reader(Service):
     """Starts a grandchild too, to see that it does not outlive the run."""
 
+    def setup(self) -> None:
+        if self.config.after == "refuse to start":
+            raise ValueError("the reader does not start")
+
     def run(self) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         seen: list[float] = []

@@ -1,0 +1,123 @@
+"""Watching a host's processes: what the death of one means, who is started again, and when the run is over."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+from meshy.ignitor.agreement import Run
+from meshy.ignitor.children import Child, Children
+from meshy.ignitor.discover import Seat
+from meshy.ignitor.ending import Ending, count_restart, hear, say
+from meshy.ignitor.restarts import Restart, Restarts
+from meshy.observe.logs import last_traceback
+from meshy.service.readiness import await_ready
+
+log = logging.getLogger(__name__)
+
+QUEUE = "queue"
+LISTEN_SECONDS = 0.5
+
+
+class Interrupts:
+    """SIGINT and SIGTERM as events of the watch loop; a second one cuts the orderly end short."""
+
+    def __init__(self, children: Children) -> None:
+        self.count = 0
+        self._children = children
+        self.events: queue.SimpleQueue[Child | signal.Signals] = children.exits
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._heard)
+
+    def _heard(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.events.put(signal.Signals(signum))
+        if self.count > 1:
+            self._children.kill_now()
+
+
+class Watch:
+    """The events of one ignitor: its children's exits, signals, and what other ignitors have said."""
+
+    def __init__(self, seat: Seat, run: Run, children: Children, interrupts: Interrupts) -> None:
+        self._seat, self._run, self._children, self._interrupts = seat, run, children, interrupts
+        self._restarts = Restarts(
+            {p.name: run.recipe.group(r.group).config.max_restarts for r in run.topology.replicas for p in r.processes},
+            clock=time.monotonic,
+        )
+        self._due: list[tuple[float, Child]] = []
+        self._over = threading.Event()
+        for child in children.all:
+            self._restarts.began(child.name)
+
+    def until_the_end(self) -> Ending:
+        """Wait for the run's end: a child's exit here, a signal, or what another ignitor has said."""
+        try:
+            while (ending := self._next()) is None:
+                self._start_what_is_due()
+            return ending
+        finally:
+            self._over.set()
+
+    def _next(self) -> Ending | None:
+        wait = min([LISTEN_SECONDS, *(due - time.monotonic() for due, _ in self._due)])
+        try:
+            event = self._interrupts.events.get(timeout=max(0.0, wait))
+        except queue.Empty:
+            return hear(self._seat.store)
+        if isinstance(event, signal.Signals):
+            ending = Ending("interrupted", "ignitor", f"{event.name} was received", self._seat.gpu.host)
+            return say(self._seat.store, ending)
+        died = self._ending_of(event)
+        return None if died is None else say(self._seat.store, died)
+
+    def _ending_of(self, child: Child) -> Ending | None:
+        """What the exit of a child means for the run; None where it goes on."""
+        group = child.name.partition(".")[0]
+        code = child.process.returncode
+        failed = code != 0 or group == QUEUE
+        if not failed and self._run.recipe.group(group).config.ends_run:
+            return Ending("finished", child.name, "it has done its work", self._seat.gpu.host)
+        if not failed:
+            log.info("%s has done its work", child.name)
+            return None
+        heard = hear(self._seat.store)
+        if heard is not None and heard.status != "failed":
+            return heard  # it ended in the wake of the run's own end
+        restart = self._restarts.after_death(child.name, code)
+        self._report(child, restart)
+        if restart is None:
+            reason = child.how_it_ended + self._restarts.told(child.name)
+            return Ending("failed", child.name, reason, self._seat.gpu.host, str(child.log))
+        count_restart(self._seat.store, child.name)
+        self._due.append((time.monotonic() + restart.wait, child))
+        return None
+
+    def _report(self, child: Child, restart: Restart | None) -> None:
+        """Its last words, and what becomes of it."""
+        trace = last_traceback(child.log, since=child.log_start) or "(it has written nothing)"
+        lines = [f"meshy: {child.name} on {self._seat.gpu.host} {child.how_it_ended}. The end of {child.log}:", ""]
+        lines += [f"    {line}" for line in trace.splitlines()]
+        if restart is not None:
+            lines += ["", f"meshy: {child.name} is started again in {restart.wait:.0f} s ({restart})"]
+        print("\n" + "\n".join(lines), file=sys.stderr, flush=True)
+
+    def _start_what_is_due(self) -> None:
+        now = time.monotonic()
+        for entry in [entry for entry in self._due if entry[0] <= now]:
+            self._due.remove(entry)
+            child = self._children.replace(entry[1])
+            self._restarts.began(child.name)
+            threading.Thread(target=self._tell_when_ready, args=(child.name, now), daemon=True).start()
+
+    def _tell_when_ready(self, name: str, since: float) -> None:
+        """A thread of its own: loading a model takes its time."""
+        process = next(process for process in self._run.topology.processes if process.name == name)
+        if await_ready([process], self._run.launch.run_id, self._over):
+            seconds = time.monotonic() - since
+            print(f"meshy: {name} is back after {seconds:.0f} s", file=sys.stderr, flush=True)

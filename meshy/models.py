@@ -1,7 +1,8 @@
-"""Finding a model's folder on this host."""
+"""Finding a model's folder on this host, and seeing whether it is whole. Torch-free and quick."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -17,8 +18,6 @@ def model_folder(model: str) -> Path:
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path} holds no config.json; give a folder in Hugging Face format")
         return path.resolve()
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith("."):
         raise ModelError(f"there is no model folder {path}; give a folder in Hugging Face format or a hub id")
@@ -40,3 +39,42 @@ def _from_hub(model: str) -> Path:
             f"there is no folder {model!r} here, and the hub does not give a model of that name "
             f"({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
+
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def folder_faults(folder: Path) -> list[str]:
+    """What keeps a folder from being a whole model in Hugging Face format: configuration, weights, tokenizer."""
+    faults = []
+    try:
+        if not isinstance(json.loads((folder / "config.json").read_text()), dict):
+            faults.append(f"{folder / 'config.json'} holds no JSON object")
+    except FileNotFoundError:
+        return [f"{folder} holds no config.json; give a folder in Hugging Face format"]
+    except ValueError as error:
+        faults.append(f"{folder / 'config.json'} is not JSON: {error}")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        faults.append(f"{folder} holds no tokenizer (none of {', '.join(TOKENIZERS)}); save the model's own beside it")
+    return faults + _weight_faults(folder)
+
+
+def _weight_faults(folder: Path) -> list[str]:
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / "model.safetensors.index.json"
+    try:
+        named = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ()
+    except (ValueError, KeyError) as error:
+        return [f"{index} is no index of weights ({type(error).__name__}: {error}); fetch the model again"]
+    files = sorted({folder / name for name in named} | set(folder.glob("*.safetensors")))
+    if not files:
+        return [f"{folder} holds no *.safetensors file; convert the weights with transformers' save_pretrained"]
+    faults = []
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            faults.append(f"{file} cannot be read ({error}); fetch or write the model again")
+    return faults

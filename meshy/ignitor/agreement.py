@@ -153,12 +153,13 @@ def _write(seat: Seat, run: Run) -> list[str]:
 
 def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str, list[str]]:
     """The checks that need this host's files: the model's folder, and what each role says that will run here."""
-    from meshy.models import ModelError, model_folder
+    from meshy.models import ModelError, folder_faults, model_folder
 
     model, faults = "", []
     if seat.leads_host:
         try:
-            model = str(model_folder(recipe.model))
+            folder = model_folder(recipe.model)
+            model, faults = str(folder), [f"model: {fault}" for fault in folder_faults(folder)]
         except ModelError as error:
             faults.append(f"model: {error}")
         here = {replica.group for replica in topology.replicas for p in replica.processes if p.host == seat.gpu.host}

@@ -71,9 +71,16 @@ def _why_not(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run
         )
     if any(row.get("loss") is None for row in steps):
         lines.append("the loss was not finite: lower trainer.lr")
+    first, after = summary["reward_first"], summary["eval_after"]
+    fell = first is not None and reward is not None and reward <= first - LEARNED
+    if fell or (before is not None and after is not None and after <= before - LEARNED):
+        lines.append("the policy got worse than it was: lower trainer.lr")
     gradient = mean(row.get("grad_norm") for row in steps)
-    if gradient == 0:
-        lines.append(f"every gradient was zero: {samples}; were all responses masked or truncated?")
+    if gradient == 0 and not lines:
+        lines.append(
+            "every gradient was zero although rewards differed: compare samples of the same prompt (rollout.group_size "
+            f"of 2 or more), and {samples}: were all responses masked or truncated?"
+        )
     if not lines:
         lines = [f"raise trainer.lr or steps; {samples}, do the rewards fit the responses?"]
     return lines

@@ -74,6 +74,7 @@ def test_edges():
     ("run", "said"),
     [
         ({"rise": 0.0}, "raise trainer.lr or steps"),
+        ({"rise": -0.4}, "the policy got worse than it was: lower trainer.lr"),
         ({"rise": 0.0, "reward_std": 0.0}, "every sample got the same reward"),
         ({"rise": 0.4}, "AutoModelForCausalLM.from_pretrained("),
         ({"rise": 0.4, "evals": False}, "AutoModelForCausalLM.from_pretrained("),

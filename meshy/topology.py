@@ -65,6 +65,11 @@ class Process:
     gpus: tuple[int, ...]
     admin_port: int
 
+    @property
+    def first_port(self) -> int:
+        """The first of its own ports; the leader's is the replica's endpoint."""
+        return self.admin_port - _ADMIN
+
 
 @dataclass(frozen=True)
 class Replica:

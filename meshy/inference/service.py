@@ -1,71 +1,74 @@
-"""The inference service: the embedded engine in a process of the run."""
+"""The inference service: an engine of the replica's, the embedded one or SGLang's server."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from meshy.inference.choice import Choice, choose
 from meshy.inference.config import InferenceConfig
-from meshy.inference.embedded.launch import EmbeddedOptions, EmbeddedServer
+from meshy.observe.runfolder import RunFolder, versions_in
 from meshy.service.base import Service
 
 
-class InferenceService(Service):
-    """One replica. It serves weight version 0, the run's initial model, until it is told to load another."""
+class Replica(Protocol):
+    """An engine that serves the replica's endpoint. Made on the main thread, and ready when it is made."""
 
-    server: EmbeddedServer | None = None
+    def wait(self) -> None:
+        """Until the service is told to end; raises when the engine dies."""
+
+    def close(self) -> None: ...
+
+    def health(self) -> dict[str, Any]: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class InferenceService(Service):
+    """One replica, or one host's part of it. It serves the run's initial model as weight version 0, or, started again
+    in a run that has gone on, the newest version that is on disk; then whatever it is told to load.
+    """
+
+    engine: Replica | None = None
+    choice: Choice | None = None
 
     def setup(self) -> None:
         config: InferenceConfig = self.config
-        replica, recipe = self.context.replica, self.recipe
-        options = EmbeddedOptions(
-            model_path=self.context.model_folder,
-            host=replica.host,
-            port=replica.endpoint_port,
-            device=str(self.device),
-            dtype=config.dtype,
-            max_running_requests=config.max_running_requests,
-            context_length=config.context_length or recipe.context_length,
-            weight_version="0",
-            random_seed=recipe.seed + replica.index if recipe.deterministic else None,
-            threads=config.threads or (1 if recipe.deterministic else None),
-        )
+        self.choice = choose(config, self.device.type == "cuda")
+        self.log.info("engine: %s (%s)", self.choice.engine, self.choice.why)
+        folder, version = weights_at_start(self.context.folder, self.context.model_folder)
+        self.log.info("weight version %d, from %s", version, folder)
         with self.gpu():
-            self.server = EmbeddedServer(options, on_busy=lambda start, end: self.timeline.record("decode", start, end))
-        self.server.start()
-        self.log.info("embedded engine on %s, %s, at %s", options.device, options.dtype, replica.url)
+            if self.choice.engine == "sglang":
+                from meshy.inference.sglang.replica import SglangReplica
+
+                self.engine = SglangReplica(self, self.choice.python, folder, version)
+            else:
+                from meshy.inference.embedded.replica import EmbeddedReplica
+
+                self.engine = EmbeddedReplica(self, folder, version)
+            self.engine.start()
 
     def run(self) -> None:
-        """Until the service is told to end; EngineFailure when the engine dies."""
-        assert self.server is not None
-        self.server.wait()
+        """Until the service is told to end; EngineFailure or SglangFailure when the engine dies."""
+        assert self.engine is not None
+        self.engine.wait()
 
     def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
+        if self.engine is not None:
+            self.engine.close()
 
     def health(self) -> dict[str, Any]:
-        if self.server is None:
+        if self.choice is None:
             return {}
-        engine = self.server.engine
-        return {
-            "engine": "embedded",
-            "weight_version": engine.weight_version,
-            "paused": engine.paused,
-            "running": len(engine.scheduler.running),
-            "queued": len(engine.scheduler.waiting),
-        }
+        told = {"engine": self.choice.engine, "engine_reason": self.choice.why}
+        return told | (self.engine.health() if self.engine is not None else {})
 
     def metrics(self) -> dict[str, float]:
-        if self.server is None:
-            return {}
-        engine = self.server.engine
-        counters = engine.counters
-        return {
-            "generated_tokens": counters.generated_tokens,
-            "finished_requests": counters.finished_requests,
-            "busy_seconds": counters.busy_seconds,
-            "tokens_per_busy_second": counters.generated_tokens / counters.busy_seconds if counters.busy_seconds else 0,
-            "running": len(engine.scheduler.running),
-            "queued": len(engine.scheduler.waiting),
-            "weight_version": float(engine.weight_version) if engine.weight_version.isdecimal() else -1.0,
-        }
+        return self.engine.metrics() if self.engine is not None else {}
+
+
+def weights_at_start(folder: RunFolder, model_folder: Path) -> tuple[Path, int]:
+    """The newest weight version that lies whole in the run folder; without any, the initial model as version 0."""
+    versions = versions_in(folder.weights)
+    return (folder.weights_of(versions[-1]), versions[-1]) if versions else (model_folder, 0)

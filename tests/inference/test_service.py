@@ -21,6 +21,7 @@ from meshy.inference.embedded.engine import EngineFailure
 from meshy.inference.embedded.launch import EmbeddedOptions, EmbeddedServer
 from meshy.observe.jsonl import read_jsonl
 from meshy.observe.runfolder import RunFolder
+from meshy.recipe import Recipe
 from meshy.service.context import Launch, run_digest
 from meshy.service.readiness import is_ready
 from meshy.settings import load_recipe, resolve
@@ -124,18 +125,30 @@ def test_a_port_that_is_taken_is_an_error(folder: Path):
         first.close()
 
 
+def with_inference(config: InferenceConfig) -> Recipe:
+    """The first recipe with that configuration."""
+    recipe = load_recipe(RECIPE, {}, 2)
+    groups = tuple(
+        dataclasses.replace(group, config=config) if group.id == "inference" else group for group in recipe.groups
+    )
+    return dataclasses.replace(recipe, groups=groups)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (InferenceConfig(engine="sglang"), "set engine='embedded'"),
+        (InferenceConfig(tp=2), "tp=2 x dp=1 do not make up gpus_per_replica=1"),
+        (InferenceConfig(dp=2), "do not make up gpus_per_replica=1; change one of them (tp is gpus_per_replica / dp"),
+        (InferenceConfig(engine="embedded", quantization="fp8"), "quantization: only SGLang knows this"),
+        (InferenceConfig(memory_fraction=90.0), "memory_fraction: expected a share in (0, 1), got 90.0"),
+        (InferenceConfig(startup_deadline=0.0), "startup_deadline: expected more than 0"),
         (InferenceConfig(max_running_requests=0), "max_running_requests: expected at least 1"),
         (InferenceConfig(threads=0), "threads: expected at least 1"),
         (InferenceConfig(context_length=16), "below the recipe's context_length=128"),
     ],
 )
 def test_faults_say_what_to_change(config: InferenceConfig, message: str):
-    recipe = load_recipe(RECIPE, {}, 2)
-    (fault,) = config.faults(recipe)
+    (fault,) = config.faults(with_inference(config))
     assert message in fault
 
 

@@ -1,0 +1,130 @@
+"""An SGLang server as the engine of a replica, or of one host's part of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from meshy.inference.config import InferenceConfig
+from meshy.inference.model_config import read_model_config
+from meshy.inference.sglang.arguments import ServerPlan
+from meshy.inference.sglang.server import SglangServer
+from meshy.observe.ask import ask_json
+from meshy.service.base import Service
+
+ASK_DEADLINE = 2.0
+BUSY_LOOK_SECONDS = 0.25  # the timeline tells of SGLang's work to this grain
+
+
+class SglangReplica:
+    """`start` returns once the server is ready. On a further host of the replica (node > 0) it serves nobody."""
+
+    def __init__(self, service: Service, python: Path, folder: Path, version: int) -> None:
+        self._service = service
+        self._config: InferenceConfig = service.config
+        self.server = SglangServer(plan_of(service, python, folder, version))
+        self._leads = self.server.plan.node == 0
+
+    def start(self) -> None:
+        plan = self.server.plan
+        if self._service.recipe.deterministic and not plan.on_gpu:
+            self._service.log.warning(
+                "the recipe is deterministic, but SGLang on CPU draws its random numbers without regard to the "
+                "requests' seeds: texts will differ from run to run. engine='embedded' repeats them bit for bit"
+            )
+        self.server.start()
+        if self._leads:
+            began = time.monotonic()
+            self.server.wait_ready(self._config.startup_deadline)
+            seconds = time.monotonic() - began
+            self._service.log.info("SGLang serves at http://%s:%d after %.1f s", plan.host, plan.port, seconds)
+
+    def wait(self) -> None:
+        """Until the server ends, which is a failure."""
+        busy_since: float | None = None
+        while True:
+            busy = self._leads and self._running() > 0
+            now = time.time()
+            if busy and busy_since is not None:
+                self._service.timeline.record("decode", busy_since, now)
+            busy_since = now if busy else None
+            self.server.wait_for_end(BUSY_LOOK_SECONDS)
+
+    def _running(self) -> int:
+        try:
+            return int(self._loads()["running"])
+        except (OSError, TimeoutError, ValueError):
+            return 0  # it answers late, or is ending, which `wait_for_end` sees
+
+    def close(self) -> None:
+        self.server.close()
+
+    def health(self) -> dict[str, Any]:
+        plan = self.server.plan
+        told: dict[str, Any] = {"server_pid": self.server.pid, "node": plan.node, "nodes": plan.nodes}
+        if not self._leads:
+            return told
+        try:
+            _, info = ask_json(plan.host, plan.port, "/model_info", ASK_DEADLINE)
+            loads = self._loads()
+        except (OSError, TimeoutError, ValueError) as error:
+            return told | {"server": f"does not answer ({type(error).__name__})"}
+        return told | {
+            "weight_version": info["weight_version"],
+            "running": int(loads["running"]),
+            "queued": int(loads["queued"]),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        if not self._leads:
+            return {}
+        try:
+            _, info = ask_json(self.server.plan.host, self.server.plan.port, "/model_info", ASK_DEADLINE)
+            loads = self._loads()
+        except (OSError, TimeoutError, ValueError):
+            return {}  # a scrape that finds nothing; the watch over the process tells of its end
+        version = str(info["weight_version"])
+        return loads | {"weight_version": float(version) if version.isdecimal() else -1.0}
+
+    def _loads(self) -> dict[str, float]:
+        """What `/v1/loads` says, over all dp engines. OSError, TimeoutError or ValueError where it does not answer."""
+        _, answer = ask_json(self.server.plan.host, self.server.plan.port, "/v1/loads", ASK_DEADLINE)
+        loads = answer["loads"]
+        return {
+            "running": sum(load["num_running_reqs"] for load in loads),
+            "queued": sum(load["num_waiting_reqs"] + load["queues"]["paused"] for load in loads),
+            "used_tokens": sum(load["num_used_tokens"] for load in loads),
+            "tokens_per_second": sum(load["gen_throughput"] for load in loads),
+            "cache_hit_rate": sum(load["cache_hit_rate"] for load in loads) / max(1, len(loads)),
+        }
+
+
+def plan_of(service: Service, python: Path, folder: Path, version: int) -> ServerPlan:
+    """The server of this process, from topology and configuration."""
+    config: InferenceConfig = service.config
+    context, recipe = service.context, service.recipe
+    replica = context.replica
+    return ServerPlan(
+        python=python,
+        model=read_model_config(folder),
+        host=context.process.host,
+        port=context.process.first_port,
+        rendezvous=f"{replica.host}:{replica.distributed_port}",
+        on_gpu=service.device.type == "cuda",
+        dtype=config.dtype,
+        context_length=config.context_length or recipe.context_length,
+        max_running_requests=config.max_running_requests,
+        weight_version=version,
+        random_seed=recipe.seed + replica.index,
+        tp=config.tp_of(recipe),
+        ep=config.ep,
+        dp=config.dp,
+        node=context.rank,
+        nodes=context.world_size,
+        threads=config.threads or 1,
+        memory_fraction=config.memory_fraction,
+        memory_saver=config.memory_saver,
+        quantization=config.quantization,
+        extra=config.server_args,
+    )

@@ -26,3 +26,19 @@ class WriteWeights:
     """Write the weights as they are now into the run folder, as this version."""
 
     version: int
+
+
+@dataclass(frozen=True)
+class StreamWeights:
+    """Give the weights as they are now to these replicas, as this version."""
+
+    version: int
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckWeights:
+    """Compare the weights as they are now with those that these replicas hold."""
+
+    version: int
+    urls: tuple[str, ...]

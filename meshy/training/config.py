@@ -34,9 +34,17 @@ class TrainerConfig(ServiceConfig):
         lr, schedule, warmup_steps, final_lr_factor, betas, eps, weight_decay, max_grad_norm: AdamW. Warm-up and
         schedule count optimiser steps.
     Where weights go:
-        publish_to: groups that serve the policy. publish: how weights travel. publish_dtype: of the published weights;
-        "auto" takes what the initial model's config.json says. keep_weights: versions kept on disk. weights_deadline:
-        seconds for a replica to load a version.
+        publish_to: groups that serve the policy. publish: how weights travel: "disk", a folder that replicas load;
+        "shm", shared memory of one host; "collective", a broadcast; "auto" takes shm where every replica is on the
+        trainer's host, disk where one has dp > 1 or quantised weights, else collective. publish_in_flight: requests in
+        flight are interrupted and go on with the new weights ("retract"), or end first ("drain"). publish_dtype: of the
+        published weights; "auto" takes what `publish_to` is told to compute in, or else what the initial model's
+        config.json says. bucket_mb: MiB of memory through which weights stream (shm, collective), at least the largest
+        tensor. weights_deadline: seconds for a publish; a replica that hangs may use up half of what is left, then the
+        others go on without it, and it is brought up to date when it can be.
+        write_every: versions between two that are put on disk, whatever way weights travel, for replicas that restart;
+        the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
+        replica's checksums are compared with the trainer's; 0: never.
     The engine:
         packing: "packed" rows hold documents one after another, "padded" rows one each; "auto" packs on GPUs and pads
         on CPUs, whichever is faster. tokens_per_micro_batch: bound on a forward pass, padding included; None takes
@@ -78,10 +86,14 @@ class TrainerConfig(ServiceConfig):
     max_grad_norm: float = 1.0
 
     publish_to: tuple[str, ...] = ("inference",)
-    publish: Literal["disk"] = "disk"
+    publish: Literal["auto", "disk", "shm", "collective"] = "disk"
+    publish_in_flight: Literal["retract", "drain"] = "retract"
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    keep_weights: int = 2
+    bucket_mb: int = 64
     weights_deadline: float = 300.0
+    write_every: int = 1
+    keep_weights: int = 2
+    verify_every: int = 10
 
     packing: Literal["auto", "packed", "padded"] = "auto"
     tokens_per_micro_batch: int | None = None
@@ -126,6 +138,9 @@ class TrainerConfig(ServiceConfig):
             (self.eps > 0, "eps", self.eps, "more than 0"),
             (self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"),
             (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
+            (self.bucket_mb >= 1, "bucket_mb", self.bucket_mb, "at least 1 MiB"),
+            (self.write_every >= 1, "write_every", self.write_every, "at least 1"),
+            (self.verify_every >= 0, "verify_every", self.verify_every, "0 or more"),
             (self.keep_weights >= 1, "keep_weights", self.keep_weights, "at least 1"),
             (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
             (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
@@ -158,9 +173,29 @@ class TrainerConfig(ServiceConfig):
         ]
 
     def _publish_faults(self, recipe: Recipe) -> list[str]:
-        serving = [group.id for group in recipe.groups if group.config.serves_http]
-        return [
+        serving = {group.id: group for group in recipe.groups if group.config.serves_http}
+        faults = [
             f"publish_to: no group {id!r} serves a model{nearest(id, serving)}"
             for id in self.publish_to
             if id not in serving
         ]
+        ringed = {id for ring in recipe.rings for id, _ in ring.members}
+        for id in self.publish_to:
+            dp = getattr(serving[id].config, "dp", 1) if id in serving else 1
+            if self.publish in ("shm", "collective") and dp > 1:
+                faults.append(
+                    f"publish: {self.publish!r} reaches one engine at each endpoint, but {id!r} has dp={dp}; use "
+                    "'disk' or 'auto'"
+                )
+            if self.publish == "collective" and id in ringed:
+                faults.append(
+                    f"publish: 'collective' cannot reach {id!r}, which shares GPUs in a ring and does not run while "
+                    "the trainer does; use 'disk', 'shm' or 'auto'"
+                )
+        return faults
+
+    def dtype_served(self, recipe: Recipe) -> str:
+        """The dtype that weights are published in: `publish_dtype`, or what all of `publish_to` are told to compute in;
+        "auto" where that is left to the model."""
+        told = {getattr(recipe.group(id).config, "dtype", "auto") for id in self.publish_to}
+        return told.pop() if self.publish_dtype == "auto" and len(told) == 1 else self.publish_dtype

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshy.training.batch import Batch
+from meshy.training.weights.publisher import Published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +27,16 @@ class Times:
     rank_queue: float
 
 
-def step_row(step: int, version: int, batch: Batch, learnt: Mapping[str, float], times: Times) -> dict[str, Any]:
+def step_row(
+    step: int, version: int, batch: Batch, learnt: Mapping[str, float], published: Published, times: Times
+) -> dict[str, Any]:
     """One line of metrics.jsonl.
 
     weight_version: the one that this step made. time/generate: from the first request to the last token. time/reward:
     from the last token to the last score. time/queue: reading rows, once all are there. time/train: forward, backward,
-    optimiser. time/publish: export, load by every replica, gate. time/wait: the trainer without rows to take, which
-    covers generate and reward.
+    optimiser. time/publish: export, load by every replica, gate; publish/pause, transfer, bracket are its parts
+    at the replicas (see Published), publish/behind counts those that did not get the version. time/wait: the trainer
+    without rows to take, which covers generate and reward.
     """
     seconds = times.ended - times.started
     count = len(batch.rows)
@@ -56,6 +60,12 @@ def step_row(step: int, version: int, batch: Batch, learnt: Mapping[str, float],
         "time/train": times.trained - times.taken - times.rank_queue,
         "time/publish": times.ended - times.trained,
         "time/wait": times.waited,
+        "publish/mode": published.mode,
+        "publish/pause": published.pause,
+        "publish/transfer": published.transfer,
+        "publish/bracket": published.bracket,
+        "publish/bytes": published.bytes,
+        "publish/behind": len(published.behind),
         "started": times.started,
         "ended": times.ended,
     }

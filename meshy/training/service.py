@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +15,14 @@ from meshy.service import Context
 from meshy.spmd.service import SpmdService
 from meshy.training.batch import RANK_COLUMNS, Batch, samples_of, staleness
 from meshy.training.collect import Collector
-from meshy.training.commands import TrainBatch, WriteWeights
+from meshy.training.commands import CheckWeights, StreamWeights, TrainBatch, WriteWeights
 from meshy.training.config import TrainerConfig
 from meshy.training.gates import Gates
 from meshy.training.plan import MiniBatchPlan, mini_batches, plan_mini_batch
-from meshy.training.replicas import Replicas
+from meshy.training.publishing import Publishing
 from meshy.training.report import Times, step_row
 from meshy.training.schedule import learning_rate
-from meshy.training.weights.folder import dtype_of, prune_weights, settle_weights, stage_weights
+from meshy.training.weights.folder import dtype_of
 
 
 class TrainerService(SpmdService):
@@ -37,7 +36,7 @@ class TrainerService(SpmdService):
         self.doing = "starting"
         self.collector: Collector | None = None
         self._metrics: MetricsWriter | None = None
-        self._replicas: Replicas | None = None
+        self.publishing: Publishing | None = None
         self._last: dict[str, Any] = {}
 
     # Every rank -------------------------------------------------------------------------------------------------------
@@ -61,15 +60,17 @@ class TrainerService(SpmdService):
             groups=self.groups,
             columns=self.extra,
         )
-        self.publish_dtype = dtype_of(self.context.model_folder, config.publish_dtype)
+        if self.rank == 0:
+            dtype = dtype_of(self.context.model_folder, config.dtype_served(recipe))
+            self.publishing = Publishing(self.context, self.command, dtype, self.learner.engine.device)
         _ = self.queue  # connect before anybody waits for us
 
     def execute(self, command: Any) -> Any:
         match command:
             case TrainBatch():
                 return self._train(command)
-            case WriteWeights():
-                return self._write_weights(command.version)
+            case WriteWeights() | StreamWeights() | CheckWeights():
+                return self._give_weights(command)
         raise TypeError(f"the trainer knows no command {type(command).__name__}")
 
     def _train(self, command: TrainBatch) -> dict[str, float]:
@@ -92,29 +93,25 @@ class TrainerService(SpmdService):
             "rank_queue": float(worst[1]),
         }
 
-    def _write_weights(self, version: int) -> Path:
-        """Collective: every rank gives its shards, rank 0 writes them; returns where they are staged (rank 0)."""
-        folder = self.context.folder.weights_of(version)
+    def _give_weights(self, command: WriteWeights | StreamWeights | CheckWeights) -> Any:
+        """Collective: every rank gives its shards, parameter by parameter; rank 0 sees each whole."""
         tensors = self.learner.engine.hf_tensors()
-        if self.rank == 0:
-            return stage_weights(folder, tensors, self.context.model_folder, self.publish_dtype)
+        if self.publishing is not None:
+            return self.publishing.take(command, tensors)
         for _ in tensors:
             pass
-        return folder
+        return None
 
     # Rank 0 -----------------------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        config, topology = self.config, self.context.topology
+        config = self.config
         self._metrics = MetricsWriter(self.context.folder)
-        urls = [url for group in config.publish_to for url in topology.urls(group)]
-        self._replicas = Replicas(urls, config.weights_deadline) if urls else None
+        assert self.publishing is not None
         self.gates = Gates(self.queue)
-        self.collector = Collector(self.queue, config.batch_size)
+        self.collector = Collector(self.queue, config.batch_size, self.publishing.meanwhile)
         self.advantage = load(config.advantage)
-        if self._replicas is not None:
-            self._replicas.wait_ready(config.weights_deadline)
-            self._replicas.check(0)
+        self.publishing.start()
         self.gates.open(weight_version=0, samples_retired=0, stop=self.recipe.steps == 0)
         ended = time.time()
         while self.step < self.recipe.steps:
@@ -125,7 +122,7 @@ class TrainerService(SpmdService):
 
     def _one_step(self, started: float) -> float:
         """Version `self.step` becomes the next one. Returns when the gate was open: the step's end."""
-        assert self.collector is not None
+        assert self.collector is not None and self.publishing is not None
         version, step = self.step, self.step + 1
         self.doing = f"waiting for batch {version}"
         batch = self.collector.collect()
@@ -134,7 +131,7 @@ class TrainerService(SpmdService):
         learnt = self._learn(batch, version)
         trained = time.time()
         self.doing = f"publishing weights v{step}"
-        staged = self._publish(step)
+        given = self.publishing.publish(step)
         published = time.time()
         retired = step * self.config.batch_size
         self.gates.open(weight_version=step, samples_retired=retired, stop=step == self.recipe.steps)
@@ -150,7 +147,7 @@ class TrainerService(SpmdService):
             queue_work=self.collector.busy,
             rank_queue=learnt.pop("rank_queue"),
         )
-        self._after_step(batch, staged, step_row(step, step, batch, learnt, times))
+        self._after_step(batch, step_row(step, step, batch, learnt, given, times))
         return ended
 
     def _learn(self, batch: Batch, version: int) -> dict[str, float]:
@@ -204,19 +201,12 @@ class TrainerService(SpmdService):
             for i in range(count)
         )
 
-    def _publish(self, version: int) -> Path:
-        """Have every replica serve the weights as they are now; returns where they are staged."""
-        staged = self.command(WriteWeights(version))
-        if self._replicas is not None:
-            self._replicas.publish(staged, version)
-        return staged
-
-    def _after_step(self, batch: Batch, staged: Path, row: dict[str, Any]) -> None:
+    def _after_step(self, batch: Batch, row: dict[str, Any]) -> None:
         """What need not be done before rollout goes on: inference is already generating the next batch."""
-        settle_weights(staged)
+        assert self.publishing is not None
+        self.publishing.after_gate(self.step, last=self.step == self.recipe.steps)
         self.queue.clear(batch.rows)
         self.gates.clear_acknowledged()
-        prune_weights(self.context.folder.weights, self.config.keep_weights)
         assert self._metrics is not None
         self._metrics.step(row)
         self._last = row
@@ -240,13 +230,16 @@ class TrainerService(SpmdService):
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
-        if self._replicas is not None:
-            self._replicas.close()
+        if self.publishing is not None:
+            self.publishing.close()
         super().close()
 
     def health(self) -> dict[str, Any]:
         have = self.collector.have if self.collector is not None else 0
-        return {"step": self.step, "steps": self.recipe.steps, "doing": self.doing, "rows": have, "rank": self.rank}
+        told = {"step": self.step, "steps": self.recipe.steps, "doing": self.doing, "rows": have, "rank": self.rank}
+        if self.publishing is not None and (behind := self.publishing.behind):
+            told["behind"] = ", ".join(behind)
+        return told
 
     def metrics(self) -> dict[str, float]:
         numbers = {name: float(value) for name, value in self._last.items() if isinstance(value, int | float)}

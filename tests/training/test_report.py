@@ -4,6 +4,7 @@ from meshy.observe.metrics import STEP_FIELDS, TIME_PARTS
 from meshy.queue.rows import Rows
 from meshy.training.batch import Batch
 from meshy.training.report import Times, step_row
+from meshy.training.weights.publisher import Published
 
 LEARNT = {
     "loss": -0.1,
@@ -38,7 +39,7 @@ def row() -> dict:
         queue_work=0.25,
         rank_queue=0.25,
     )
-    return step_row(3, 3, batch, LEARNT, times)
+    return step_row(3, 3, batch, LEARNT, Published("disk"), times)
 
 
 def test_a_row_holds_everything_that_metrics_promise():

@@ -1,0 +1,170 @@
+"""What the trainer's leader does with new weights: publish, bring up to date who missed them, verify, keep on disk."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshy.service import Context
+from meshy.training.commands import CheckWeights, StreamWeights, WriteWeights
+from meshy.training.config import TrainerConfig
+from meshy.training.weights.choice import Target, choose
+from meshy.training.weights.collective import Collective
+from meshy.training.weights.folder import prune_weights, settle_weights, stage_weights
+from meshy.training.weights.publisher import Carrier, Published, Publisher
+from meshy.training.weights.shm import Shm
+from meshy.training.weights.verify import expected_checksums, refuse_differences
+
+log = logging.getLogger("meshy.training")
+
+
+class NobodyServes(RuntimeError):
+    """No inference replica could be brought to the weights that it should serve."""
+
+
+class Publishing:
+    """One in the trainer's first rank. command: has every rank execute a command, this one with `take`.
+
+    dtype: of the published weights.
+    """
+
+    def __init__(
+        self, context: Context, command: Callable[[Any], Any], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        assert isinstance(context.group.config, TrainerConfig)
+        self.config = context.group.config
+        self.context, self.dtype, self.device = context, dtype, device
+        self._command = command
+        self._replicas = [r for id in self.config.publish_to for r in context.topology.replicas_of(id)]
+        self._urls = tuple(replica.url for replica in self._replicas)
+        self._publisher: Publisher | None = None
+        self._mode = "disk"
+        self._version = 0
+        self._staged: Path | None = None
+
+    @property
+    def behind(self) -> list[str]:
+        """The replicas that do not serve the newest version, as far as is known."""
+        return self._publisher.watch.behind(self._version) if self._publisher is not None else []
+
+    def start(self) -> None:
+        """Waits until every replica serves the initial weights, and decides how new ones go there. ReplicaError,
+        WrongVersion, ValueError."""
+        if not self._urls:
+            return
+        config = self.config
+        drain = config.publish_in_flight == "drain"
+        self._publisher = Publisher(self._urls, drain=drain, deadline=config.weights_deadline)
+        told = self._publisher.start(config.weights_deadline)
+        targets = [
+            Target(
+                name=replica.name,
+                url=replica.url,
+                hosts=tuple(dict.fromkeys(process.host for process in replica.processes)),
+                ranks=told[replica.url].get("tp_size") or 1,
+                dp=told[replica.url].get("dp_size") or 1,
+                quantization=told[replica.url].get("quantization"),
+                in_ring=replica.ring is not None,
+            )
+            for replica in self._replicas
+        ]
+        self._mode = choose(config.publish, self.context.replica.host, targets)
+        self._publisher.carrier = self._carrier(targets)
+        self._publisher.keep_watch(0)
+        log.info("new weights go to %d replicas by %s, as %s", len(targets), self._mode, self.dtype)
+
+    def _carrier(self, targets: list[Target]) -> Carrier | None:
+        ranks = {target.url: target.ranks for target in targets}
+        size = self.config.bucket_mb << 20
+        if self._mode == "shm":
+            return Shm(ranks, size)
+        if self._mode == "collective":
+            own = self.context.replica
+            return Collective(own.host, own.weights_port, ranks, size, self.device)
+        return None
+
+    def take(self, command: WriteWeights | StreamWeights | CheckWeights, tensors: Iterable[tuple[str, Tensor]]) -> Any:
+        """This rank's part in a command: what it makes of the tensors, all of which it takes."""
+        match command:
+            case WriteWeights():
+                folder = self.context.folder.weights_of(command.version)
+                return stage_weights(folder, tensors, self.context.model_folder, self.dtype)
+            case StreamWeights():
+                assert self._publisher is not None
+                return self._publisher.stream(command.version, command.urls, tensors, self.dtype)
+            case CheckWeights():
+                return self._check(command, tensors)
+
+    def _check(self, command: CheckWeights, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        assert self._publisher is not None
+        expected = expected_checksums(tensors, self.dtype)
+        refuse_differences(expected, self._publisher.checksums(command.urls))
+
+    # The leader's step ------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int) -> Published:
+        """Have every replica serve the weights as they are now; one that fails is behind, and brought up to date later.
+
+        At least one serves them in the end: NobodyServes if none can within `weights_deadline` seconds more."""
+        self._version = version
+        if self._mode == "disk":
+            self._staged = self._command(WriteWeights(version))
+        if self._publisher is None:
+            return Published("disk")
+        self._publisher.end_watch()
+        published = self._give(self._urls)
+        end = time.monotonic() + self.config.weights_deadline
+        while not published.served:
+            there = self._publisher.wait_for_one(max(0.0, end - time.monotonic()))
+            if not there:
+                why = "\n".join(f"  {reason}" for reason in published.behind.values())
+                raise NobodyServes(
+                    f"no inference replica serves weights v{version}, and none can be brought to it within "
+                    f"weights_deadline={self.config.weights_deadline:.0f} s:\n{why}"
+                )
+            again = self._give(tuple(there))
+            published.served, published.behind = again.served, {**published.behind, **again.behind}
+        return published
+
+    def _give(self, urls: tuple[str, ...]) -> Published:
+        """The newest version to these replicas."""
+        assert self._publisher is not None
+        if self._mode != "disk":
+            published: Published = self._command(StreamWeights(self._version, urls))
+            return published
+        folder = self._staged or self.context.folder.weights_of(self._version)
+        return self._publisher.from_folder(self._version, urls, folder)
+
+    def meanwhile(self) -> None:
+        """While the trainer waits for its batch: brings up to date who is there and serves an older version."""
+        if self._publisher is None or not (late := self._publisher.watch.late(self._version)):
+            return
+        self._publisher.end_watch()
+        published = self._give(tuple(late))
+        for url in published.served:
+            log.info("%s is up to date again: it serves weights v%d", url, self._version)
+        self._publisher.keep_watch(self._version)
+
+    def after_gate(self, version: int, last: bool) -> None:
+        """What need not be done before rollout goes on: the version on disk, and the comparison of checksums."""
+        config = self.config
+        if self._staged is None and (last or version % config.write_every == 0):
+            self._staged = self._command(WriteWeights(version))
+        if self._staged is not None:
+            settle_weights(self._staged)
+            self._staged = None
+            prune_weights(self.context.folder.weights, config.keep_weights)
+        if self._publisher is None:
+            return
+        if config.verify_every and (last or version % config.verify_every == 0):
+            urls = tuple(url for url in self._urls if url not in self.behind)
+            self._command(CheckWeights(version, urls))
+        self._publisher.keep_watch(version)
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()

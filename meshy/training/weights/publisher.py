@@ -1,0 +1,176 @@
+"""How the replicas come to serve the next version. For the trainer's first rank, which waits meanwhile."""
+
+import concurrent.futures
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from meshy.generation import commands
+from meshy.generation.control import Control
+from meshy.generation.transport import Transport
+from meshy.training.weights import disk
+from meshy.training.weights.background import Background
+from meshy.training.weights.bracket import Bracket
+from meshy.training.weights.buckets import Bucket, Halves, fill
+from meshy.training.weights.watch import Watch
+
+log = logging.getLogger("meshy.training.weights")
+
+
+class WrongVersion(RuntimeError):
+    """A replica serves another weight version than it should."""
+
+
+class Carrier(Protocol):
+    """One way for buckets to travel. `memory`: what they are filled into, each tensor aligned to `align` bytes."""
+
+    mode: str
+    align: int
+    memory: Halves
+
+    async def open(self, bracket: Bracket) -> None:
+        """Before the first bucket."""
+
+    async def send(self, bracket: Bracket, bucket: Bucket, version: int | None) -> None:
+        """Every living replica loads it; who fails is dropped. version: of the weights, with the last bucket."""
+
+    async def close(self) -> None:
+        """Nothing is sent any more."""
+
+
+@dataclass
+class Published:
+    """What became of a publish. served: the replicas that serve the version now. behind: why each other one does not.
+
+    Seconds: pause, until replicas are ready to load; transfer, until all have loaded; bracket, until they go on and
+    have said which version they serve. bytes: of the weights.
+    """
+
+    mode: str
+    served: list[str] = field(default_factory=list)
+    behind: dict[str, str] = field(default_factory=dict)
+    pause: float = 0.0
+    transfer: float = 0.0
+    bracket: float = 0.0
+    bytes: int = 0
+
+
+class Publisher:
+    """drain: requests in flight end before a publish, instead of going on with the new weights. deadline: seconds for a
+    publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are streamed."""
+
+    def __init__(self, urls: Sequence[str], *, drain: bool = False, deadline: float = 300.0) -> None:
+        self.carrier: Carrier | None = None
+        self._drain, self._deadline = drain, deadline
+        self._background = Background("publisher")
+        self._transport = Transport()
+        self._control = Control(urls, self._transport, deadline)
+        self.watch = Watch(self._control)
+        self._watching: concurrent.futures.Future[None] | None = None
+
+    def start(self, seconds: float) -> dict[str, dict[str, Any]]:
+        """Waits until every replica answers and returns what each says of itself (`/server_info`). ReplicaError after
+        so many seconds, WrongVersion where one does not serve version 0."""
+        self._background.run(self._control.wait_ready(seconds))
+        self._background.run(self.watch.look(self._control.urls))
+        if behind := self.watch.behind(0):
+            told = ", ".join(f"{url} serves {self.watch.served[url]}" for url in behind)
+            raise WrongVersion(f"every inference replica should serve weight version 0, but {told}")
+        return self._background.run(self._control.everywhere(commands.SERVER_INFO))
+
+    def stream(
+        self, version: int, urls: Sequence[str], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+    ) -> Published:
+        """These replicas get `tensors`, cast to dtype, bucket by bucket. Takes every tensor, also when nobody is left
+        to give them to."""
+        carrier = self.carrier
+        assert carrier is not None
+        bracket = Bracket(self._control, urls, self._deadline)
+        report = Published(carrier.mode)
+        began = time.monotonic()
+        opening = self._background.start(self._open(carrier, bracket))
+        for bucket in fill(tensors, dtype, carrier.memory.region, carrier.align):
+            if not report.bytes:
+                opening.result()
+                report.pause = time.monotonic() - began
+            report.bytes += len(bucket.data)
+            carrier.memory.free()  # buckets go out one after another; the next is filled while this one travels
+            sending = self._background.start(carrier.send(bracket, bucket, version if bucket.last else None))
+            carrier.memory.lend(sending.result)
+        carrier.memory.free()
+        report.transfer = time.monotonic() - began - report.pause
+        self._background.run(bracket.end())
+        return self._close(bracket, version, report, began)
+
+    def from_folder(self, version: int, urls: Sequence[str], folder: Path) -> Published:
+        """These replicas load a folder that they can read."""
+        bracket = Bracket(self._control, urls, self._deadline)
+        report = Published("disk", bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+        began = time.monotonic()
+        self._background.run(self._find(bracket))
+        report.pause = self._background.run(disk.load(bracket, folder, version, drain=self._drain))
+        report.transfer = time.monotonic() - began - report.pause
+        return self._close(bracket, version, report, began)
+
+    async def _open(self, carrier: Carrier, bracket: Bracket) -> None:
+        await self._find(bracket)
+        if self._drain:  # the update begins when all that was in flight has ended; what came since is retracted
+            await bracket.begin()
+            await bracket.pause()
+        else:
+            await bracket.pause()
+            await bracket.begin()
+        await carrier.open(bracket)
+
+    async def _find(self, bracket: Bracket) -> None:
+        if self.watch.out:
+            await bracket.find(self.watch.out)
+
+    def _close(self, bracket: Bracket, version: int, report: Published, began: float) -> Published:
+        said = self._background.run(bracket.close())
+        for url in [*bracket.living, *bracket.dropped]:
+            self.watch.served[url] = said.get(url)
+            if said.get(url) == version:
+                report.served.append(url)
+            else:
+                report.behind[url] = bracket.dropped.get(url, f"{url} says that it serves version {said.get(url)}")
+        report.bracket = time.monotonic() - began - report.pause - report.transfer
+        return report
+
+    # Between publishes ------------------------------------------------------------------------------------------------
+
+    def keep_watch(self, version: int) -> None:
+        """Looks after the replicas in the background until `end_watch`; `watch.late` tells whom to publish to."""
+        self.end_watch()
+        self._watching = self._background.start(self.watch.keep_looking(version))
+
+    def end_watch(self) -> None:
+        if self._watching is not None:
+            if self._watching.done() and not self._watching.cancelled():
+                self._watching.result()  # raises what has ended it
+            self._watching.cancel()
+            self._watching = None
+
+    def wait_for_one(self, seconds: float) -> list[str]:
+        """The replicas that can be reached, as soon as there is one; none after so many seconds."""
+        return self._background.run(self.watch.wait_for_one(seconds))
+
+    def checksums(self, urls: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """The `ranks` of `/weights_checker` of each replica that answers."""
+        outcome = self._background.run(self._control.give(dict.fromkeys(urls, commands.CHECKSUM)))
+        for failure in outcome.failures.values():
+            log.warning("a replica's weights could not be checked: %s", failure)
+        return {url: answer["ranks"] for url, answer in outcome.answers.items()}
+
+    def close(self) -> None:
+        self.end_watch()
+        if self.carrier is not None:
+            self._background.run(self.carrier.close())
+        self._background.run(self._transport.close())
+        self._background.close()

@@ -1,0 +1,70 @@
+"""Looking after the replicas while the trainer waits for its batch: who is there, and serves which version."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from meshy.generation import commands
+from meshy.generation.completion import GenerationError, version_number
+from meshy.generation.control import Control
+
+log = logging.getLogger("meshy.training.weights")
+
+LOOK_SECONDS = 2.0  # within which a replica that is well says which version it serves
+SHORTEST, LONGEST = 1.0, 5.0  # seconds between two looks: when somebody is behind at first, and when nobody is
+
+
+class Watch:
+    """served: the version that each replica said last, None for one that cannot be reached."""
+
+    def __init__(self, control: Control) -> None:
+        self.served: dict[str, int | None] = dict.fromkeys(control.urls, 0)
+        self._control = control
+
+    def behind(self, version: int) -> list[str]:
+        """Those that do not serve it, as far as is known."""
+        return [url for url, served in self.served.items() if served != version]
+
+    def late(self, version: int) -> list[str]:
+        """Those that are there, but serve another version."""
+        return [url for url in self.behind(version) if self.served[url] is not None]
+
+    @property
+    def out(self) -> list[str]:
+        return [url for url, served in self.served.items() if served is None]
+
+    async def look(self, urls: Sequence[str]) -> None:
+        outcome = await self._control.give(dict.fromkeys(urls, commands.MODEL_INFO), LOOK_SECONDS, patience=0.0)
+        for url in urls:
+            self.served[url] = _version(outcome.answers[url], url) if url in outcome.answers else None
+
+    async def keep_looking(self, version: int) -> None:
+        """Until it is cancelled: often while somebody is behind, and now and then at all, for a replica that died and
+        was started again may serve an older version than the one that it served before."""
+        wait = SHORTEST if self.behind(version) else LONGEST
+        while True:
+            await asyncio.sleep(wait)
+            await self.look(tuple(self.served))
+            if not self.behind(version):
+                wait = LONGEST
+            elif not self.late(version):
+                wait = min(2 * wait, LONGEST)
+
+    async def wait_for_one(self, seconds: float) -> list[str]:
+        """The replicas that can be reached, as soon as there is one; none after so many seconds."""
+        end = time.monotonic() + seconds
+        while True:
+            await self.look(tuple(self.served))
+            there = [url for url, served in self.served.items() if served is not None]
+            if there or time.monotonic() > end:
+                return there
+            await asyncio.sleep(SHORTEST)
+
+
+def _version(info: dict, url: str) -> int | None:
+    try:
+        return version_number(info["weight_version"], url)
+    except GenerationError as error:
+        log.warning("%s", error)
+        return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-FAILURE_PENALTY = 5.0  # seconds for which a replica that failed is chosen only if all have
+KEYS_REMEMBERED = 4096  # of those with nothing in flight
 
 
 @dataclass(slots=True)
@@ -16,39 +16,58 @@ class _Key:
 
 
 class Balancer:
-    """Least loaded first; requests of one key that overlap in time go to the same replica, which holds their prefix."""
+    """Least loaded first; requests of one key go to one replica, which holds their prefix.
 
-    def __init__(self, replicas: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+    The load of a request is its tokens, those that it may still write included, for they are what fills a replica's
+    cache: a few long conversations weigh as much as many short prompts. max_in_flight: requests that one replica is
+    given at once; None: no bound.
+    """
+
+    def __init__(self, replicas: Sequence[str], max_in_flight: int | None = None) -> None:
         if not replicas:
             raise ValueError("a generation client needs at least one URL")
         self.load = dict.fromkeys(replicas, 0)
-        self._failed_until = dict.fromkeys(replicas, 0.0)
-        self._keys: dict[str, _Key] = {}
-        self._clock = clock
+        self.in_flight = dict.fromkeys(replicas, 0)
+        self._max = max_in_flight
+        self._keys: dict[str, _Key] = {}  # with requests in flight
+        self._idle: OrderedDict[str, str] = OrderedDict()  # without: where they were last
 
-    def acquire(self, key: str | None = None) -> str:
-        """Choose a replica and count the request there; `release` must follow."""
-        now = self._clock()
-        held = self._keys.get(key) if key is not None else None
-        if held is not None and self._failed_until[held.replica] <= now:
-            replica = held.replica
-        else:
-            replica = min(self.load, key=lambda url: (self._failed_until[url] > now, self.load[url]))
+    def acquire(self, fit: Sequence[str], tokens: int, key: str | None = None) -> str | None:
+        """Choose one of the replicas `fit` and count the request there; `release` must follow. None if all are full."""
+        open_ = [url for url in fit if self._max is None or self.in_flight[url] < self._max]
+        if not open_:
+            return None
+        replica = self._place_of(key)
+        if replica not in open_:
+            replica = min(open_, key=self.load.__getitem__)
         if key is not None:
+            self._idle.pop(key, None)
             entry = self._keys.setdefault(key, _Key(replica))
             entry.replica = replica
             entry.in_flight += 1
-        self.load[replica] += 1
+        self.load[replica] += tokens
+        self.in_flight[replica] += 1
         return replica
 
-    def release(self, replica: str, key: str | None = None) -> None:
-        self.load[replica] -= 1
-        if key is not None:
-            entry = self._keys[key]
-            entry.in_flight -= 1
-            if not entry.in_flight:
-                del self._keys[key]
+    def release(self, replica: str, tokens: int, key: str | None = None) -> None:
+        self.load[replica] -= tokens
+        self.in_flight[replica] -= 1
+        if key is None:
+            return
+        entry = self._keys[key]
+        entry.in_flight -= 1
+        if not entry.in_flight:
+            del self._keys[key]
+            self._idle[key] = entry.replica
+            if len(self._idle) > KEYS_REMEMBERED:
+                self._idle.popitem(last=False)
 
-    def failed(self, replica: str) -> None:
-        """Prefer others for a while."""
-        self._failed_until[replica] = self._clock() + FAILURE_PENALTY
+    def forget_idle(self) -> None:
+        """New weights have emptied the caches: no replica holds a prefix but of what is in flight."""
+        self._idle.clear()
+
+    def _place_of(self, key: str | None) -> str | None:
+        if key is None:
+            return None
+        entry = self._keys.get(key)
+        return entry.replica if entry is not None else self._idle.get(key)

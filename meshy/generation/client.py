@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import statistics
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from meshy.generation.balance import Balancer
-from meshy.generation.completion import Completion, GenerationError, check_tokens, sampling_fields
+from meshy.generation.completion import Completion, GenerationError, check_tokens, read_answer, sampling_fields
 from meshy.generation.control import Control
+from meshy.generation.keeper import Keeper
+from meshy.generation.own_time import OwnTime
 from meshy.generation.transport import Refused, Transport, Unavailable
+from meshy.generation.turns import Turns
 from meshy.recipe import Sampling
 
 log = logging.getLogger("meshy.generation")
+
+RECENT = 1024  # requests whose own time is kept
 
 
 class GenerationClient(Control):
@@ -24,7 +30,10 @@ class GenerationClient(Control):
 
     urls: one per replica. vocab_size: ids from it on are refused before they are sent.
     deadline: seconds in which a request must end, retries and pauses included.
-    max_in_flight: requests that are sent at once, over all replicas; the others wait here. None: no bound.
+    max_in_flight: requests that are sent at once, over all replicas; max_in_flight_per_replica: to one of them. The
+    others wait here. None: no bound.
+    silence: seconds after which a replica that answers none of its requests is asked whether it is there; if it does
+    not say so within ten more, they go elsewhere.
     """
 
     def __init__(
@@ -34,12 +43,19 @@ class GenerationClient(Control):
         vocab_size: int | None = None,
         deadline: float = 600.0,
         max_in_flight: int | None = None,
+        max_in_flight_per_replica: int | None = None,
+        silence: float = 10.0,
     ) -> None:
         self._http = Transport()
         super().__init__([url.rstrip("/") for url in urls], self._http, deadline)
         self.vocab_size = vocab_size
-        self.balance = Balancer(self.urls)
+        self.balance = Balancer(self.urls, max_in_flight_per_replica)
         self._slots = None if max_in_flight is None else asyncio.Semaphore(max_in_flight)
+        self._turns = Turns()
+        self._keeper = Keeper(self.urls, self._http, silence, on_back=self._turns.wake_all)
+        self.rotation = self._keeper.rotation
+        self.numbers = self._keeper.numbers
+        self._own_seconds: deque[float] = deque(maxlen=RECENT)
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> GenerationClient:
@@ -49,9 +65,15 @@ class GenerationClient(Control):
         await self.close()
 
     async def close(self) -> None:
+        await self._keeper.close()
         if self._aborts:
             await asyncio.wait(self._aborts)
         await self._http.close()
+
+    def require(self, version: int) -> None:
+        """Every token of requests that are sent from now on is written by weights v`version` or later."""
+        if self._keeper.require(version):
+            self.balance.forget_idle()
 
     async def generate(
         self,
@@ -65,72 +87,138 @@ class GenerationClient(Control):
         """Continue `tokens`, to the end.
 
         A part that was interrupted (aborted by a pause, or lost with its server) is taken up again from what is known
-        to be written, on any replica, with as many tokens less to write. seed: the same seed and tokens give the same
-        continuation, also when it is resumed. key: requests of one key go to one replica. Raises GenerationError.
+        to be written, on any replica, with as many tokens less to write; so is one that older weights wrote than were
+        required when it was sent. seed: the same seed and tokens give the same continuation, also when it is resumed.
+        key: requests of one key go to one replica. Raises GenerationError.
         """
         if self.vocab_size is not None:
             check_tokens(tokens, self.vocab_size)
         async with self._slots or nullcontext():
-            return await self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key)
+            work = OwnTime(self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key))
+            completion = await work
+            self._own_seconds.append(work.seconds)
+            return completion
+
+    def own_seconds(self) -> float:
+        """What one request takes of this client's time, apart from waiting: the median of the last ones."""
+        return statistics.median(self._own_seconds) if self._own_seconds else 0.0
+
+    async def queues(self, seconds: float = 1.0) -> dict[str, int]:
+        """{url: requests that wait for a place in that replica}, of those that say so within that time."""
+        results = await asyncio.gather(
+            *(self._http.request("GET", url + "/v1/loads", None, seconds) for url in self.urls), return_exceptions=True
+        )
+        told = zip(self.urls, results, strict=True)
+        return {
+            url: sum(load["num_waiting_reqs"] for load in answer["loads"])
+            for url, answer in told
+            if isinstance(answer, dict)
+        }
+
+    # One request ------------------------------------------------------------------------------------------------------
 
     async def _generate(
         self, prompt: list[int], sampling: Sampling, seed: int | None, rid: str, key: str | None
     ) -> Completion:
-        end = time.monotonic() + self.deadline
+        end = asyncio.get_running_loop().time() + self.deadline
         completion = Completion()
         attempt, wait = 0, 0.05
+        trouble = "not sent yet"
         while True:
-            written = len(completion.tokens)
+            most = sampling.max_new_tokens - len(completion.tokens)
             body = {
                 "input_ids": prompt + completion.tokens,
-                "sampling_params": sampling_fields(sampling, sampling.max_new_tokens - written, seed),
+                "sampling_params": sampling_fields(sampling, most, seed),
                 "return_logprob": True,
                 "rid": rid if attempt == 0 else f"{rid}-{attempt}",
             }
+            load = len(prompt) + sampling.max_new_tokens
+            url = await self._place(load, key, end)
+            if url is None:
+                raise GenerationError(self._too_late(attempt, len(completion.tokens), trouble))
             attempt += 1
-            trouble = await self._part(body, completion, key, end)
-            if trouble is not None:
-                log.log(logging.WARNING if attempt == 1 else logging.INFO, "%s; trying again", trouble)
-            if trouble is None and completion.finish_reason != "abort":
+            at_least = max(self.rotation.required, *completion.versions[-1:], -1)
+            try:
+                part = await self._part(url, body, at_least, end)
+            except Unavailable as error:
+                self.numbers[url].retries += 1
+                trouble = str(error)
+                log.debug("%s: %s; it goes elsewhere", rid, trouble)
+                continue
+            finally:
+                self.balance.release(url, load, key)
+                self._turns.wake()
+            completion.append(part)
+            if part.finish_reason != "abort":
                 return completion
             if len(completion.tokens) >= sampling.max_new_tokens:
                 completion.finish_reason = "length"
                 return completion
-            if trouble is None and len(completion.tokens) > written:
-                wait = 0.05
-                continue
-            if time.monotonic() + wait > end:
-                raise GenerationError(
-                    f"no generation within {self.deadline:.0f} s and {attempt} attempts "
-                    f"({len(completion.tokens)} tokens so far): {trouble or 'aborted by the server'}"
-                ) from trouble
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, 1.0)
+            trouble = f"{url} aborted it"
+            wait = 0.05 if part.tokens else min(2 * wait, 1.0)
+            if not part.tokens:
+                await asyncio.sleep(wait)
 
-    async def _part(
-        self, body: dict[str, Any], completion: Completion, key: str | None, end: float
-    ) -> Unavailable | None:
-        """One attempt: extends `completion`, or returns why the replica could not be used."""
-        url = self.balance.acquire(key)
+    async def _place(self, load: int, key: str | None, end: float) -> str | None:
+        """The replica that takes the request, as soon as there is one; None when its time is over."""
+        if asyncio.get_running_loop().time() >= end:
+            return None
+        if not self._turns and (url := self.balance.acquire(self.rotation.fit, load, key)) is not None:
+            return url
+        waited = False
         try:
-            left = max(0.0, end - time.monotonic())
-            answer = await self._http.request("POST", url + "/generate", body, left)
-            reason = answer["meta_info"]["finish_reason"]
-            if (reason.get("status_code") or 0) >= 500:
-                raise Unavailable(f"{url} aborted: {reason.get('message')}")
-            completion.extend(answer, url)
+            async with asyncio.timeout_at(end):
+                while True:
+                    await self._turns.wait(first=waited)
+                    waited = True
+                    if (url := self.balance.acquire(self.rotation.fit, load, key)) is not None:
+                        return url
+        except TimeoutError:
+            return None
+
+    async def _part(self, url: str, body: dict[str, Any], at_least: int, end: float) -> Completion:
+        """One attempt. Unavailable: the replica could not be used for it."""
+        try:
+            async with asyncio.timeout_at(end) as limit:
+                with self._keeper.call(url, at_least, limit) as call:
+                    answer = await self._http.request("POST", url + "/generate", body, None)
+        except TimeoutError as error:
+            self._abort_in_background(url, body["rid"])
+            raise Unavailable(call.interrupted or f"{url} did not answer in the request's time") from error
         except Unavailable as error:
-            self.balance.failed(url)
+            self._keeper.failed(url, str(error))
             self._abort_in_background(url, body["rid"])  # it may still be running there
-            return error
+            raise
         except Refused as error:
             raise GenerationError(str(error)) from error
         except asyncio.CancelledError:
             self._abort_in_background(url, body["rid"])
             raise
-        finally:
-            self.balance.release(url, key)
-        return None
+        return self._used(url, answer, body["sampling_params"]["max_new_tokens"], at_least)
+
+    def _used(self, url: str, answer: Any, most: int, at_least: int) -> Completion:
+        """What an answer holds. Unavailable if it says that the replica cannot serve, or older weights wrote it."""
+        part = read_answer(answer, url, most)
+        meta = answer["meta_info"]
+        reason = meta["finish_reason"]
+        if (reason.get("status_code") or 0) >= 500:
+            why = f"{url} aborted: {reason.get('message')}"
+            self._keeper.failed(url, why)
+            raise Unavailable(why)
+        if part.versions and not self._keeper.shows(url, oldest := min(part.versions), at_least):
+            self.numbers[url].stale += 1
+            raise Unavailable(f"{url} answered with weights v{oldest}, v{at_least} is required")
+        self._keeper.answered(url)
+        self.numbers[url].used(meta, len(part.tokens))
+        return part
+
+    def _too_late(self, attempts: int, tokens: int, trouble: str) -> str:
+        out = self.rotation.reasons()
+        told = f"; out of rotation: {'; '.join(out)}" if out else ""
+        return (
+            f"no generation within {self.deadline:.0f} s and {attempts} attempts ({tokens} tokens so far): "
+            f"{trouble}{told}"
+        )
 
     def _abort_in_background(self, url: str, rid: str) -> None:
         """Nobody waits for that request any more: let the server have its slot back."""
@@ -139,7 +227,7 @@ class GenerationClient(Control):
             try:
                 await self._http.request("POST", url + "/abort_request", {"rid": rid}, 5.0)
             except (Unavailable, Refused) as error:
-                log.info("could not abort %s: %s", rid, error)
+                log.debug("could not abort %s: %s", rid, error)
 
         task = asyncio.get_running_loop().create_task(abort())
         self._aborts.add(task)

@@ -30,20 +30,44 @@ class Completion:
     replica: str = ""
     parts: int = 0
 
-    def extend(self, answer: Mapping[str, Any], replica: str) -> None:
-        """Append one answer of `/generate`. Raises GenerationError if it does not fit together."""
+    def append(self, part: Completion) -> None:
+        """Go on with another part, the last one so far."""
+        self.tokens += part.tokens
+        self.logprobs += part.logprobs
+        self.versions += part.versions
+        self.finish_reason = part.finish_reason
+        self.text += part.text
+        self.replica = part.replica
+        self.parts += part.parts
+
+
+def read_answer(answer: Mapping[str, Any], replica: str, most: int) -> Completion:
+    """One answer of `/generate`, which may hold `most` tokens. Raises GenerationError if it does not fit together."""
+    try:
         meta = answer["meta_info"]
         tokens: list[int] = answer["output_ids"]
-        scored = meta["output_token_logprobs"]
-        if len(scored) != len(tokens):
-            raise GenerationError(f"{replica} answered {len(tokens)} tokens with {len(scored)} log-probs")
-        self.tokens += tokens
-        self.logprobs += [entry[0] for entry in scored]
-        self.versions += token_versions(meta, len(tokens), replica)
-        self.finish_reason = meta["finish_reason"]["type"]
-        self.text += answer["text"]
-        self.replica = replica
-        self.parts += 1
+        scored = meta["output_token_logprobs"] or []
+        part = Completion(
+            tokens=tokens,
+            logprobs=[entry[0] for entry in scored],
+            versions=token_versions(meta, len(tokens), replica),
+            finish_reason=meta["finish_reason"]["type"],
+            text=answer["text"],
+            replica=replica,
+            parts=1,
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise GenerationError(
+            f"{replica} gave an answer that is not SGLang's ({type(error).__name__}: {error}): {str(answer)[:300]}"
+        ) from error
+    if len(part.logprobs) != len(tokens):
+        raise GenerationError(f"{replica} answered {len(tokens)} tokens with {len(part.logprobs)} log-probs")
+    if len(tokens) > most:
+        raise GenerationError(f"{replica} answered {len(tokens)} tokens, but was asked for {most} at most")
+    if None in part.logprobs:
+        where = part.logprobs.index(None)  # type: ignore[arg-type]
+        raise GenerationError(f"{replica} gave no log-prob for token {where} of {len(tokens)}: is one of them NaN?")
+    return part
 
 
 def token_versions(meta: Mapping[str, Any], count: int, replica: str) -> list[int]:

@@ -29,8 +29,9 @@ class Transport:
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
-    async def request(self, method: str, url: str, body: Any, timeout: float) -> Any:
-        """The decoded answer (None if empty, text if not JSON). Raises Unavailable or Refused."""
+    async def request(self, method: str, url: str, body: Any, timeout: float | None) -> Any:
+        """The decoded answer (None if empty, text if not JSON). timeout: seconds; None where the caller has set one.
+        Raises Unavailable or Refused."""
         try:
             async with asyncio.timeout(timeout):
                 status, content_type, data = await self._exchange(method, url, body)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,11 +21,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def replicas(folders: tuple[Path, Path]) -> Iterator[list[str]]:
-    """Two servers with the first weights, as version 0."""
+def processes(folders: tuple[Path, Path]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Two servers with the first weights, as version 0, by their URLs."""
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         starting = [pool.submit(lambda: stack.enter_context(serve(folders[0], *OPTIONS))) for _ in range(2)]
-        yield [future.result()[0] for future in starting]
+        yield dict(future.result() for future in starting)
+
+
+@pytest.fixture(scope="session")
+def replicas(processes: dict[str, subprocess.Popen[str]]) -> list[str]:
+    return list(processes)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import hashlib
 import pytest
 import torch
 
-from meshy.generation.balance import FAILURE_PENALTY, Balancer
+from meshy.generation.balance import KEYS_REMEMBERED, Balancer
 from meshy.generation.checksum import checksums, combined_checksum, tensor_checksum
-from meshy.generation.completion import Completion, GenerationError, check_tokens, sampling_fields
+from meshy.generation.completion import Completion, GenerationError, check_tokens, read_answer, sampling_fields
 from meshy.generation.transport import message_of
 from meshy.recipe import Sampling
 
@@ -24,11 +24,18 @@ def span(version, start, end):
     return {"version": version, "start": start, "end": end}
 
 
+def with_logprobs(whole, scored):
+    return {**whole, "meta_info": {**whole["meta_info"], "output_token_logprobs": scored}}
+
+
 def test_parts_are_joined_with_logprobs_and_versions():
     completion = Completion()
-    completion.extend(answer([4, 5, 6], [span("1", 0, 1), span("2", 1, 3)], "abort", "ab"), "http://a")
-    completion.extend(answer([], [], "abort"), "http://a")
-    completion.extend(answer([7], [span("3", 0, 1)], "stop", "c"), "http://b")
+    for part, url in (
+        (answer([4, 5, 6], [span("1", 0, 1), span("2", 1, 3)], "abort", "ab"), "http://a"),
+        (answer([], [], "abort"), "http://a"),
+        (answer([7], [span("3", 0, 1)], "stop", "c"), "http://b"),
+    ):
+        completion.append(read_answer(part, url, 9))
     assert completion == Completion(
         tokens=[4, 5, 6, 7],
         logprobs=[-2.0, -2.5, -3.0, -3.5],
@@ -51,7 +58,23 @@ def test_parts_are_joined_with_logprobs_and_versions():
 )
 def test_versions_that_do_not_cover_the_tokens_are_an_error(spans, message):
     with pytest.raises(GenerationError, match=message):
-        Completion().extend(answer([4, 5], spans), "http://a")
+        read_answer(answer([4, 5], spans), "http://a", 9)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (None, "not SGLang's"),
+        ({}, "not SGLang's.*output_ids|not SGLang's.*meta_info"),
+        ({**answer([4], [span("1", 0, 1)]), "meta_info": {}}, "http://a gave an answer that is not SGLang's"),
+        (answer([4, 5, 6, 7], [span("1", 0, 4)]), "4 tokens, but was asked for 3 at most"),
+        (with_logprobs(answer([4, 5], [span("1", 0, 2)]), [[-1.0, 4, None]]), "2 tokens with 1 log-probs"),
+        (with_logprobs(answer([4], [span("1", 0, 1)]), [[None, 4, None]]), "no log-prob for token 0 of 1"),
+    ],
+)
+def test_answers_that_do_not_fit_together_are_an_error(broken, message):
+    with pytest.raises(GenerationError, match=message):
+        read_answer(broken, "http://a", 3)
 
 
 def test_token_ids_are_checked_before_they_are_sent():
@@ -76,34 +99,49 @@ def test_sampling_in_the_servers_words():
     assert sampling_fields(Sampling(), 12, None).keys() == {"temperature", "top_p", "top_k", "min_p", "max_new_tokens"}
 
 
-def test_the_least_loaded_replica_is_chosen():
+def test_the_replica_with_the_fewest_tokens_is_chosen_among_those_that_are_fit():
     balance = Balancer(["a", "b", "c"])
-    assert [balance.acquire() for _ in range(4)] == ["a", "b", "c", "a"]
-    balance.release("b")
-    assert balance.acquire() == "b" and balance.load == {"a": 2, "b": 1, "c": 1}
+    fit = ("a", "b", "c")
+    assert [balance.acquire(fit, 10) for _ in range(4)] == ["a", "b", "c", "a"]
+    balance.release("b", 10)
+    assert balance.acquire(fit, 50) == "b" and balance.load == {"a": 20, "b": 50, "c": 10}
+    assert balance.acquire(fit, 1) == "c" and balance.acquire(("a", "b"), 1) == "a"
+    assert balance.acquire((), 1) is None
 
 
-def test_requests_of_one_key_stay_together_as_long_as_one_is_under_way():
-    balance = Balancer(["a", "b"])
-    first = balance.acquire("group 1")
-    other = balance.acquire("group 2")
-    assert {balance.acquire("group 1") for _ in range(5)} == {first} != {other}
+def test_requests_of_one_key_stay_together_also_one_after_the_other():
+    balance, fit = Balancer(["a", "b"]), ("a", "b")
+    first = balance.acquire(fit, 10, "group 1")
+    other = balance.acquire(fit, 10, "group 2")
+    assert {balance.acquire(fit, 10, "group 1") for _ in range(5)} == {first} != {other}
     for _ in range(6):
-        balance.release(first, "group 1")
-    assert balance.load == {"a": 0, "b": 1}
-    assert balance.acquire("group 1") == "a"
+        balance.release(first, 10, "group 1")
+    assert balance.acquire(fit, 10, "another") == "a"
+    assert balance.acquire(fit, 10, "group 1") == "a"  # the next turn of a conversation
+    balance.release("a", 10, "group 1")
+    balance.forget_idle()
+    assert balance.acquire(fit, 50, "group 3") == "a" and balance.acquire(fit, 10, "group 1") == "b"
 
 
-def test_a_failed_replica_is_avoided_for_a_while():
-    now = [100.0]
-    balance = Balancer(["a", "b"], clock=lambda: now[0])
-    assert balance.acquire("k") == "a"
-    balance.failed("a")
-    assert [balance.acquire(), balance.acquire(), balance.acquire("k")] == ["b"] * 3
-    balance.failed("b")
-    assert balance.acquire() == "a"  # with none left, the least loaded
-    now[0] += FAILURE_PENALTY + 1
-    assert balance.acquire() == "a"
+def test_the_requests_of_a_key_move_together_when_their_replica_is_out_and_stay():
+    balance = Balancer(["a", "b"])
+    assert balance.acquire(("a", "b"), 10, "k") == "a" and balance.acquire(("a", "b"), 10, "l") == "b"
+    assert balance.acquire(("b",), 10, "k") == "b"
+    assert balance.acquire(("a", "b"), 10, "k") == "b" and balance.acquire(("a", "b"), 10, "new") == "a"
+
+
+def test_a_replica_is_given_no_more_than_its_bound():
+    balance, fit = Balancer(["a", "b"], max_in_flight=2), ("a", "b")
+    assert [balance.acquire(fit, 1, "k") for _ in range(5)] == ["a", "a", "b", "b", None]
+    balance.release("a", 1, "k")
+    assert balance.acquire(fit, 1, "other") == "a" and balance.acquire(fit, 1) is None
+
+
+def test_few_keys_without_requests_are_remembered():
+    balance = Balancer(["a"])
+    for number in range(KEYS_REMEMBERED + 10):
+        balance.release(balance.acquire(("a",), 1, str(number)), 1, str(number))
+    assert len(balance._idle) == KEYS_REMEMBERED and not balance._keys
 
 
 def test_checksums_are_of_values_and_not_of_layout():

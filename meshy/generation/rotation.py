@@ -96,7 +96,7 @@ class Rotation:
     def reasons(self) -> list[str]:
         """Why each replica that is out of rotation is, and for how long already."""
         now = self._clock()
-        return [f"{out.why} (for {now - out.since:.0f} s)" for out in self._out.values()]
+        return [f"{out.why} (for {now - out.since:.0f} s)" for out in list(self._out.values())]
 
     def _leave(self, replica: str, why: str, needs: int) -> bool:
         out = self._out.get(replica)

@@ -25,6 +25,8 @@ class RolloutConfig(ServiceConfig):
     evaluate: answer held-out prompts greedily before the first batch and after the last, and, where `eval_every` is
         k > 0, at every k-th gate. eval_prompts: how many of them; None for all.
     max_in_flight: samples that one replica generates at once; None for as many as the window allows.
+    max_in_flight_per_engine: of those, the ones that one replica of inference is given at once; the others wait here
+        for whichever is free first, not in the line of one that is slow. None: no bound.
     request_deadline: seconds for one response, its wait for a place in the engine included.
     group_deadline: seconds for a group, from its first request to its last reward; then it is replaced. None: no bound.
     max_failed_groups: groups that may fail in a row before the run stops.
@@ -46,6 +48,7 @@ class RolloutConfig(ServiceConfig):
     eval_every: int = 0
     eval_prompts: int | None = None
     max_in_flight: int | None = None
+    max_in_flight_per_engine: int | None = None
     request_deadline: float = 3600.0
     group_deadline: float | None = None
     max_failed_groups: int = 32
@@ -80,6 +83,10 @@ class RolloutConfig(ServiceConfig):
             (
                 self.max_in_flight is None or self.max_in_flight >= self.group_size,
                 "max_in_flight", self.max_in_flight, f"at least group_size ({self.group_size}), or none",
+            ),
+            (
+                self.max_in_flight_per_engine is None or self.max_in_flight_per_engine >= 1,
+                "max_in_flight_per_engine", self.max_in_flight_per_engine, "at least 1, or none",
             ),
             (
                 self.group_deadline is None or self.group_deadline > 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from meshy.recipe import Sampling
 from meshy.rollout.episode import Episode
 from meshy.rollout.group import GroupFailed, GroupMaker
 from meshy.rollout.prompts import PromptTokens
+from meshy.rollout.tasks import together
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ async def evaluate(maker: GroupMaker, prompts: PromptTokens, count: int | None, 
     """Answer the first `count` prompts (None: all). GroupFailed if one cannot be generated at all."""
     started = time.monotonic()
     rows = range(len(prompts.examples) if count is None else min(count, len(prompts.examples)))
-    answers = await asyncio.gather(*(_answer(maker, prompts, row) for row in rows))
+    answers = await together(_answer(maker, prompts, row) for row in rows)
     versions = {version for _, episode in answers for version in episode.written_versions}
     if versions != {weight_version}:
         log.warning("weights v%d: answers were written by versions %s", weight_version, sorted(versions))

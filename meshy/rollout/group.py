@@ -15,6 +15,7 @@ from meshy.rewards.pool import RewardPool
 from meshy.rewards.sample import RewardSample
 from meshy.rollout.episode import Episode, single_turn
 from meshy.rollout.prompts import Chat
+from meshy.rollout.tasks import together
 
 
 class GroupFailed(Exception):
@@ -73,20 +74,16 @@ class GroupMaker:
     busy: Callable[[str, float, float], None] = lambda name, start, end: None
 
     async def make(self, position: int, example: Example, prompt: Sequence[int]) -> Group:
-        """A whole group, or GroupFailed when a sample could not be generated or scored, or not in time."""
+        """A whole group, or GroupFailed when a sample could not be generated or scored, or not in time. The first
+        sample that fails ends the work on the others."""
         started = time.time()
         try:
             async with asyncio.timeout(self.deadline):
-                made = await asyncio.gather(
-                    *(self._sample(position, index, example, prompt) for index in range(self.group_size)),
-                    return_exceptions=True,
+                done = await together(
+                    self._sample(position, index, example, prompt) for index in range(self.group_size)
                 )
         except TimeoutError:
             raise GroupFailed("group deadline", f"not complete after {self.deadline:g} s") from None
-        for result in made:
-            if isinstance(result, BaseException):
-                raise result
-        done = [result for result in made if not isinstance(result, BaseException)]
         generated = max(when for _, when in done)
         self.busy("generate", started, generated)
         return Group(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,14 @@ from meshy.queue.client import AsyncQueueClient
 from meshy.queue.rows import Rows
 from meshy.rewards.pool import RewardPool
 from meshy.rollout.config import RolloutConfig
+from meshy.rollout.engines import replica_metrics, replica_numbers, trouble
 from meshy.rollout.evaluation import evaluate
 from meshy.rollout.group import Group, GroupFailed, GroupMaker
 from meshy.rollout.pacing import Gate, Pacing, Slot
 from meshy.rollout.preflight import load_task
 from meshy.rollout.prompts import Chat, PromptError, PromptTokens
 from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
+from meshy.rollout.tasks import with_task_group
 from meshy.service import Context, Service
 
 
@@ -57,6 +57,7 @@ class RolloutService(Service):
         self._runner = asyncio.Runner()
         self._closing: list[RewardPool | AsyncQueueClient] = []
         self.trajectories: JsonlWriter | None = None
+        self.client: GenerationClient | None = None  # once there is work
 
     # The life of the service ------------------------------------------------------------------------------------------
 
@@ -118,6 +119,7 @@ class RolloutService(Service):
 
     async def _work(self) -> None:
         async with self._generation_client() as client:
+            self._loop, self.client = asyncio.get_running_loop(), client
             self.maker = GroupMaker(
                 client=client,
                 pool=self.pool,
@@ -129,10 +131,10 @@ class RolloutService(Service):
                 deadline=self.config.group_deadline,
                 busy=self.timeline.record,
             )
-            async with task_group() as self._groups:
-                await self._follow_gates()
+            await with_task_group(self._follow_gates)
 
-    async def _follow_gates(self) -> None:
+    async def _follow_gates(self, groups: asyncio.TaskGroup) -> None:
+        self._groups = groups
         while True:
             rows = await self.rows.take(GEN_GATE)
             for index, gate in await self._gates_of(rows):
@@ -157,7 +159,9 @@ class RolloutService(Service):
         return sorted(enumerate(gates), key=lambda entry: entry[1].gate_step)
 
     async def _pass(self, gate: Gate) -> None:
-        """Evaluate if this gate asks for it, then start what it allows."""
+        """Evaluate if this gate asks for it, then start what it allows; all with the gate's weights or later ones."""
+        assert self.client is not None
+        self.client.require(gate.weight_version)
         if self._evaluates_at(gate):
             self.evaluating = gate.weight_version
             result = await evaluate(self.maker, self.eval_prompts, self.config.eval_prompts, gate.weight_version)
@@ -230,6 +234,7 @@ class RolloutService(Service):
             vocab_size=self.chat.vocab_size,
             deadline=self.config.request_deadline,
             max_in_flight=self.config.max_in_flight,
+            max_in_flight_per_replica=self.config.max_in_flight_per_engine,
         )
 
     def _trajectory_file(self) -> Path:
@@ -243,7 +248,7 @@ class RolloutService(Service):
         return f"generating batch {self.pacing.open_batches - 1}" if self.pacing.in_flight else "waiting for a gate"
 
     def health(self) -> dict[str, Any]:
-        return {
+        about: dict[str, Any] = {
             "doing": self.doing,
             "gate_step": -1 if self.pacing.gate is None else self.pacing.gate.gate_step,
             "groups_in_flight": len(self.pacing.in_flight),
@@ -251,25 +256,20 @@ class RolloutService(Service):
             "groups_failed": dict(self.pacing.failures),
             "next_position": self.pacing.next_position,
         }
+        if self.client is not None:
+            about["inference"] = replica_numbers(self.client)
+            if self.state == "ready" and (told := trouble(self.client)):
+                about["detail"] = told
+        return about
 
     def metrics(self) -> dict[str, float]:
         failures = dict(self.pacing.failures)  # a copy: this is another thread than the loop's
+        seen = {} if self.client is None else replica_metrics(self.client, self._loop)
         return {
             "rollout/groups_in_flight": len(self.pacing.in_flight),
             "rollout/groups_completed": self.pacing.completed,
             "rollout/groups_failed": sum(failures.values()),
             "rollout/rows": self.rows_put,
             **{f"rollout/failed/{reason.replace(' ', '_')}": count for reason, count in failures.items()},
+            **seen,
         }
-
-
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """A TaskGroup that raises the first error of its tasks as it is, not in an ExceptionGroup."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-        return
-    except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
-    raise first

@@ -158,7 +158,12 @@ def trainer_of(topology: Topology, engine: Engine, folder: Path) -> Iterator[Tra
 
 
 class Play:
-    """Runs a RolloutService in a thread, with the real queue and engine, and plays the trainer."""
+    """Runs a RolloutService in a thread, with the real queue and engine, and plays the trainer.
+
+    service: the one that runs, or ran last.
+    """
+
+    service: RolloutService
 
     def __init__(self, base_port: int, trainer: Trainer, folder: Path) -> None:
         self.base_port, self.trainer, self.folder = base_port, trainer, folder
@@ -183,7 +188,7 @@ class Play:
     ) -> Trained:
         """Rollout and trainer to the stop gate after `steps` batches (all). Whatever rollout raises is raised here."""
         run = next(self._runs)
-        service = RolloutService(self.context(recipe, self.folder / str(run)))
+        service = self.service = RolloutService(self.context(recipe, self.folder / str(run)))
         trained = Trained(service.context.folder, service=service)
         failure: list[BaseException] = []
 

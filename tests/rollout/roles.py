@@ -153,5 +153,10 @@ def hanging_for_one(sample: RewardSample) -> float:
     return 1.0
 
 
+def always_hanging(sample: RewardSample) -> float:
+    while True:
+        time.sleep(1e9)
+
+
 def always_failing(sample: RewardSample) -> float:
     raise ValueError("this reward fails always")

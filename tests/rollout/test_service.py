@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from meshy.data.order import DataOrder
 from meshy.observe.jsonl import read_jsonl
 from meshy.recipe import Sampling
 from meshy.rollout.config import RolloutConfig
+from meshy.rollout.group import GroupFailed
 from meshy.rollout.pacing import GateError, NothingSurvives
 from meshy.rollout.preflight import load_task
 from meshy.rollout.prompts import Chat
@@ -100,6 +103,15 @@ def test_a_reward_that_hangs_costs_its_group_and_no_more(play: Play):
     assert set(trained.service.pacing.failures) == {"reward timeout"}
 
 
+def test_once_a_sample_has_failed_the_others_of_its_group_are_not_scored(play: Play, caplog):
+    config = RolloutConfig(group_size=8, evaluate=False, reward_deadline=0.4, max_failed_groups=0)
+    recipe = recipe_of(config, steps=1, data_options={"reward": f"{HERE}:always_hanging"})
+    with pytest.raises(NothingSurvives, match=r"reward timeout \(1\)") as caught:
+        play.run(recipe)
+    assert isinstance(reason := caught.value.__context__, GroupFailed) and reason.__context__ is None
+    assert caplog.text.count("gave no score within") <= config.reward_workers
+
+
 def test_a_reward_that_always_fails_ends_the_run_with_counts(play: Play):
     config = RolloutConfig(group_size=4, evaluate=False, max_failed_groups=5)
     recipe = recipe_of(config, data_options={"reward": f"{HERE}:always_failing"})
@@ -157,6 +169,47 @@ def test_weights_that_are_not_those_of_the_gate_end_the_run(play: Play):
 
     with pytest.raises(StaleTokens, match=r"written by weight versions \[7\], but the gate says 1"):
         play.run(recipe_of(RolloutConfig(group_size=4, evaluate=False)), before_gate=late)
+
+
+def test_an_engine_that_went_back_to_older_weights_writes_nothing_until_it_has_the_gates(play: Play):
+    """It serves version 0 when the gate of version 1 opens, as one that has restarted may."""
+
+    def update() -> None:
+        while not play.service.health().get("detail"):
+            time.sleep(0.02)
+        told.append(play.service.health()["detail"])
+        play.trainer.engine.load(MODEL, 1)
+
+    def goes_back(step: int) -> None:
+        if step == 1:
+            play.trainer.engine.load(MODEL, 0)
+            play.service.tell("ready")
+            updating.start()
+
+    told: list[str] = []
+    updating = threading.Thread(target=update)
+    recipe = recipe_of(RolloutConfig(group_size=4, eval_every=1))
+    check_lock_step(play.run(recipe, before_gate=goes_back))
+    updating.join(10)
+    assert "0 of 1 inference replicas: http" in told[0] and "serves weights v0, v1 is required" in told[0]
+
+
+def test_the_numbers_of_each_engine_are_shown(play: Play):
+    seen: list[dict[str, float]] = []
+    trained = play.run(
+        recipe_of(RolloutConfig(group_size=4, evaluate=False)),
+        before_gate=lambda step: seen.append(play.service.metrics()),
+    )
+    written = sum(int(mask.sum()) for batch in trained.batches for mask in batch["loss_mask"])
+    last = seen[-1]
+    assert (
+        last["inference/0/tokens"] == written and last["inference/0/answers"] == 24 and last["inference/0/queue"] == 0
+    )
+    assert last["inference/0/tokens_per_second"] > 0 and 0 <= last["inference/0/cache_hit_rate"] <= 1
+    assert last["inference/0/failures"] == last["inference/0/stale"] == last["inference/0/seconds_out"] == 0
+    assert last["rollout/client_seconds"] > 0
+    (health,) = play.service.health()["inference"].values()
+    assert health["tokens"] == written and "detail" not in play.service.health()
 
 
 def test_a_gap_in_the_gates_ends_the_run_and_shows_both(play: Play):

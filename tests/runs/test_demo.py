@@ -57,8 +57,8 @@ def test_the_demo_learns(tmp_path: Path, seed: int) -> None:
     assert figures["first_gate_seconds"] < 30
 
 
-@pytest.mark.parametrize("victim", ["inference.0", "trainer.0", "rollout.0", "queue"])
-def test_killing_any_service_of_the_demo_ends_it_by_name(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["trainer.0", "rollout.0", "queue"])
+def test_killing_a_service_that_cannot_begin_anew_ends_the_demo_by_name(tmp_path: Path, victim: str) -> None:
     with launched(tmp_path / "run", recipe=RECIPE, slots=2) as run:
         run.wait_for_line("step 2/", deadline=120)
         if victim == "queue":

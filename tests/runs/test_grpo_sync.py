@@ -136,6 +136,23 @@ def test_the_same_seed_gives_the_same_run_on_two_trainer_ranks(
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
 
 
+def test_killing_inference_in_the_middle_of_generation_changes_nothing_but_time(
+    run: Launched, steps: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    with launched(tmp_path / "run", f"steps={STEPS}", *SMALL, recipe=RECIPE, slots=2) as killed:
+        killed.wait_for_line("step 1/3", deadline=120)
+        killed.service("inference.0").kill()
+        killed.wait_for_line("inference.0 is back after", deadline=60)
+        assert killed.wait() == 0, killed.output
+        assert killed.left_after(10) == []
+    folder = RunFolder(killed.run_dir)
+    others = read_jsonl(folder.metrics)
+    assert [step["loss"] for step in others] == [step["loss"] for step in steps]
+    assert [step["weight_version"] for step in others] == [1, 2, 3]
+    assert {step["staleness_max"] for step in others} == {0}
+    assert json.loads(folder.summary.read_text())["restarts"] == {"inference.0": 1}
+
+
 def test_a_role_from_outside_writes_a_column_that_the_trainer_waits_for(tmp_path: Path) -> None:
     arguments = ("steps=2", *SMALL, "trainer.also_consumes=length", "rollout.evaluate=false")
     with launched(tmp_path / "run", *arguments, recipe="tests/runs/lengths.py", slots=2) as run:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 VOCAB = 272  # 256 bytes, three special tokens, and some rows beyond the tokenizer
 CONTEXT = 256
+JSON = {"content-type": "application/json"}
 SHAPES = {
     "qwen3_grouped_untied": ("qwen3", 2, False),
     "qwen3_full_tied": ("qwen3", 4, True),
@@ -46,7 +47,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def build(folder: Path, shape: str, seed: int = 0) -> Path:
+def build(folder: Path, shape: str, seed: int = 0, positions: int = 512) -> Path:
     """A random float32 model of about 100k parameters with its tokenizer; peaked enough to be no uniform noise."""
     kind, kv_heads, tied = SHAPES[shape]
     tokenizer = byte_tokenizer()
@@ -58,7 +59,7 @@ def build(folder: Path, shape: str, seed: int = 0) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": kv_heads,
         "head_dim": 16,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": positions,
         "tie_word_embeddings": tied,
         "initializer_range": 0.2,
         "bos_token_id": None,
@@ -101,11 +102,14 @@ def serve(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[s
 def call(url: str, path: str, body: Any = None, method: str | None = None) -> tuple[int, str | None, Any]:
     """Status, content type and decoded body of one request."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data=data, method=method or ("GET" if data is None else "POST"))
+    kind = {} if data is None else JSON
+    request = urllib.request.Request(
+        url + path, data=data, headers=kind, method=method or ("GET" if data is None else "POST")
+    )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             status, headers, raw = answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         status, headers, raw = error.code, error.headers, error.read()
-    kind = headers.get("content-type")
-    return status, kind, json.loads(raw) if kind == "application/json" else raw.decode()
+    told = headers.get("content-type")
+    return status, told, json.loads(raw) if told == "application/json" else raw.decode()

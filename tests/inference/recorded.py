@@ -7,6 +7,11 @@ META_KEYS = {
     "request_received_ts", "first_token_latency", "api_server_dispatch_finish_ts", "request_finished_ts",
     "decode_throughput", "response_sent_to_client_ts",
 }  # fmt: skip
+TIMING_KEYS = {  # only with --enable-metrics
+    "storage_prefetch_wait", "storage_staging_wait", "forward_entry_time", "prefill_finished_time", "queue_time",
+    "request_received_ts", "first_token_latency", "api_server_dispatch_finish_ts", "request_finished_ts",
+    "decode_throughput",
+}  # fmt: skip
 LOGPROB_KEYS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
 TOP_KEYS = {"input_top_logprobs", "output_top_logprobs"}
 TOKEN_IDS_KEYS = {"input_token_ids_logprobs", "output_token_ids_logprobs"}

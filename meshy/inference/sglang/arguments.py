@@ -19,14 +19,13 @@ CPU_CACHE_BYTES = 4 << 30  # of keys and values: on a CPU the cache shares the m
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
 
-# SGLang's arguments that Meshy sets itself, by the field to use instead ("" where the run decides).
+# SGLang's arguments that Meshy sets itself, and what to set instead ("" where the run decides).
 RESERVED = {
-    "model_path": "model", "tokenizer_path": "model", "host": "", "port": "", "device": "", "dtype": "inference.dtype",
-    "tp_size": "inference.tp", "ep_size": "inference.ep", "dp_size": "inference.dp",
-    "nnodes": "inference.gpus_per_replica", "node_rank": "", "dist_init_addr": "", "nccl_port": "base_port",
-    "context_length": "context_length", "max_running_requests": "inference.max_running_requests",
-    "weight_version": "", "random_seed": "seed", "mem_fraction_static": "inference.memory_fraction",
-    "enable_memory_saver": "inference.memory_saver", "quantization": "inference.quantization",
+    "model_path": "the recipe's model", "tokenizer_path": "the recipe's model", "host": "", "port": "", "device": "",
+    "dtype": "dtype", "tp_size": "tp", "ep_size": "ep", "dp_size": "dp", "nnodes": "gpus_per_replica", "node_rank": "",
+    "dist_init_addr": "", "nccl_port": "the recipe's base_port", "context_length": "context_length",
+    "max_running_requests": "max_running_requests", "weight_version": "", "random_seed": "the recipe's seed",
+    "mem_fraction_static": "memory_fraction", "enable_memory_saver": "memory_saver", "quantization": "quantization",
     "skip_tokenizer_init": "", "config": "",
 }  # fmt: skip
 

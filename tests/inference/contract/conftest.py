@@ -73,12 +73,25 @@ def sglang_engine(folders: tuple[Path, Path]) -> Iterator[Served]:
         yield Served("sglang", f"http://{HOST}:{server.plan.port}", *folders, limit=server.plan.served_context)
 
 
-@pytest.fixture(params=["embedded", SGLANG])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Shared by all tests, which find it unpaused, idle, with its first weights as version 0."""
-    engine: Served = request.getfixturevalue(f"{request.param}_engine")
+@contextmanager
+def left_as_found(engine: Served) -> Iterator[Served]:
+    """Tests share an engine: each finds it unpaused, idle, with its first weights as version 0."""
     yield engine
     engine.call("/abort_request", {"abort_all": True})
     engine.go_on()
     if engine.version != "0":
         assert engine.load(engine.folder, "0")[0] == 200
+
+
+@pytest.fixture(params=["embedded", SGLANG])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Each engine in turn."""
+    with left_as_found(request.getfixturevalue(f"{request.param}_engine")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def real(sglang_engine: Served) -> Iterator[Served]:
+    """SGLang alone."""
+    with left_as_found(sglang_engine) as engine:
+        yield engine

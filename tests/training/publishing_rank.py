@@ -1,0 +1,141 @@
+"""`python -m tests.training.publishing_rank FOLDER`: one rank of a trainer that only publishes, when it is told to.
+
+The folder's `stage.json` says how it is set up. Rank 0 takes orders on its standard input, one JSON line each, and
+answers each with one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from meshy.inference.config import InferenceConfig
+from meshy.observe.runfolder import RunFolder
+from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.rollout.config import RolloutConfig
+from meshy.service.context import Context
+from meshy.topology import Gpu, Topology, derive_topology
+from meshy.training.config import TrainerConfig
+from meshy.training.publishing import Publishing
+from meshy.training.service import TrainerService
+from meshy.training.titan.engine import EngineConfig, TitanEngine
+
+HOST = "127.0.0.1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Every weight becomes a little different, in a way that depends on the version alone."""
+
+    version: int
+
+
+def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any]) -> Recipe:
+    return Recipe(
+        name="publishing",
+        model=model,
+        data="meshy.data.addition:addition",
+        context_length=128,
+        sampling=Sampling(max_new_tokens=64),
+        groups=(
+            ServiceGroup(id="inference", config=InferenceConfig(), replicas=replicas, gpus_per_replica=1),
+            ServiceGroup(id="trainer", config=TrainerConfig(batch_size=8, **options), gpus_per_replica=ranks),
+            ServiceGroup(id="rollout", config=RolloutConfig(group_size=4)),
+        ),
+    )
+
+
+def topology_of(recipe: Recipe, base_port: int) -> Topology:
+    count = sum(group.replicas * group.gpus_per_replica for group in recipe.groups)
+    return derive_topology(recipe, tuple(Gpu(i, HOST, i, "cpu") for i in range(count)), base_port)
+
+
+class PublishingRank(TrainerService):
+    """The real trainer's publishing, on the real engine, without a queue."""
+
+    def setup(self) -> None:
+        super(TrainerService, self).setup()
+        engine = TitanEngine(EngineConfig(model=self.context.model_folder, max_seq_len=128))
+        self.learner = SimpleNamespace(engine=engine)
+        if self.rank == 0:
+            self.publishing = Publishing(self.context, self.command, torch.float32, engine.device)
+
+    def execute(self, command: Any) -> Any:
+        if not isinstance(command, Change):
+            return super().execute(command)
+        generator = torch.Generator().manual_seed(command.version)
+        with torch.no_grad():
+            for parameter in self.learner.engine.model.parameters():
+                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                local.add_(0.003 * torch.randn(local.shape, generator=generator))
+
+    def lead(self) -> None:
+        assert self.publishing is not None
+        self.publishing.start()
+        self.say(mode=self.publishing._mode)
+        for line in sys.stdin:
+            order = json.loads(line)
+            getattr(self, order.pop("do"))(**order)
+
+    def say(self, **told: Any) -> None:
+        print(json.dumps(told), flush=True)
+
+    def publish(self, version: int) -> None:
+        assert self.publishing is not None
+        began = time.monotonic()
+        self.command(Change(version))
+        self.say(**dataclasses.asdict(self.publishing.publish(version)), seconds=time.monotonic() - began)
+
+    def after_gate(self, version: int, last: bool = False) -> None:
+        assert self.publishing is not None
+        self.publishing.after_gate(version, last)
+        self.say(behind=self.publishing.behind)
+
+    def wait_until_all_serve(self, seconds: float) -> None:
+        """What the trainer does while it waits for its batch."""
+        assert self.publishing is not None
+        end = time.monotonic() + seconds
+        while self.publishing.behind and time.monotonic() < end:
+            self.publishing.meanwhile()
+            self.stopping.wait(0.1)
+        self.say(behind=self.publishing.behind)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    stage = json.loads((folder / "stage.json").read_text())
+    recipe = recipe_of(stage["model"], stage["replicas"], stage["ranks"], stage["options"])
+    topology = topology_of(recipe, stage["base_port"])
+    replica = topology.replica("trainer.0")
+    context = Context(
+        run_id="publishing",
+        folder=RunFolder(folder / "run").make(),
+        recipe=recipe,
+        topology=topology,
+        group=recipe.group("trainer"),
+        replica=replica,
+        process=replica.processes[int(os.environ["RANK_OF_STAGE"])],
+        model_folder=Path(stage["model"]),
+    )
+    service = PublishingRank(context)
+    try:
+        service.setup()
+        service.run()
+    except BaseException:
+        service.state = "failed"
+        raise
+    finally:
+        service.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,134 @@
+"""Weights on their way to inference: real trainer ranks, real servers, requests in flight all the time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from meshy.observe.runfolder import versions_in
+from tests.inference.models import build
+from tests.training.stage import Load, Stage, stage
+
+pytestmark = pytest.mark.e2e
+
+MODES = ("disk", "shm", "collective")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("publishing") / "model", "qwen3_grouped_untied")
+
+
+def publish_under_load(on: Stage, versions: int) -> Load:
+    """Versions 1 ... n, each with its gate, while requests are in flight; every checksum is compared each time."""
+    load = Load(on.urls)
+    try:
+        for version in range(1, versions + 1):
+            said = on.trainer.order("publish", version=version)
+            assert sorted(said["served"]) == sorted(on.urls) and not said["behind"], said
+            load.require(version)
+            assert on.trainer.order("after_gate", version=version, last=version == versions) == {"behind": []}
+    finally:
+        load.stop()
+    load.check()
+    return load
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_versions_travel_under_load(mode: str, model: Path, tmp_path: Path) -> None:
+    with stage(tmp_path, model, publish=mode, verify_every=1, write_every=2) as on:
+        load = publish_under_load(on, 3)
+        assert on.trainer.end() == [0, 0]
+    assert any(len(set(asked.completion.versions)) > 1 for asked in load.asked), "no request was in flight"
+    assert versions_in(tmp_path / "run" / "weights")[-1] == 3
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
+def test_fifty_versions_under_load(mode: str, model: Path, tmp_path: Path) -> None:
+    with stage(tmp_path, model, publish=mode, verify_every=1) as on:
+        load = publish_under_load(on, 50)
+        assert on.trainer.end() == [0, 0]
+    assert sum(len(set(asked.completion.versions)) > 1 for asked in load.asked) >= 50
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
+def test_requests_in_flight_are_drained_first(mode: str, model: Path, tmp_path: Path) -> None:
+    """Only what slips in between the end of the drain and the pause is interrupted, and from disk nothing is."""
+    with stage(tmp_path, model, publish=mode, publish_in_flight="drain", verify_every=1) as on:
+        load = publish_under_load(on, 10)
+        assert on.trainer.end() == [0, 0]
+    cut = [asked.completion.versions for asked in load.asked if len(set(asked.completion.versions)) > 1]
+    assert not cut if mode == "disk" else len(cut) <= len(load.asked) // 4
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replica_killed_in_the_middle_of_a_publish_is_brought_up_to_date(
+    mode: str, model: Path, tmp_path: Path
+) -> None:
+    """Whenever it dies, the other one serves; a new process, which starts with old weights, is found and updated."""
+    with stage(tmp_path, model, publish=mode, verify_every=1, weights_deadline=10.0, bucket_mb=1) as on:
+        load = Load(on.urls)
+        victim, other = on.servers
+        for version in range(1, 9):
+            on.trainer.tell("publish", version=version)
+            time.sleep(0.004 * version)  # at another point of the publish each time
+            victim.signal(signal.SIGKILL)
+            said = on.trainer.answer()
+            assert other.url in said["served"], said
+            load.require(version)
+            on.trainer.order("after_gate", version=version)
+            victim.start(model, 0)
+            assert on.trainer.order("wait_until_all_serve", seconds=20) == {"behind": []}
+        said = on.trainer.order("publish", version=9)
+        assert sorted(said["served"]) == sorted(on.urls)
+        load.require(9)
+        assert on.trainer.order("after_gate", version=9, last=True) == {"behind": []}  # compares checksums
+        load.stop()
+        load.check()
+        assert on.trainer.end() == [0, 0]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replica_that_hangs_holds_the_gate_up_for_no_longer_than_the_deadline(
+    mode: str, model: Path, tmp_path: Path
+) -> None:
+    deadline = 8.0
+    with stage(tmp_path, model, publish=mode, verify_every=1, weights_deadline=deadline) as on:
+        load = Load(on.urls)
+        for version, (victim, other) in enumerate((on.servers, on.servers[::-1]), start=1):
+            victim.signal(signal.SIGSTOP)
+            said = on.trainer.order("publish", version=version)
+            assert said["served"] == [other.url] and said["seconds"] < deadline
+            load.require(version)
+            assert on.trainer.order("after_gate", version=version) == {"behind": [victim.url]}
+            victim.signal(signal.SIGCONT)
+            assert on.trainer.order("wait_until_all_serve", seconds=20) == {"behind": []}
+        said = on.trainer.order("publish", version=3)
+        assert sorted(said["served"]) == sorted(on.urls)
+        load.require(3)
+        assert on.trainer.order("after_gate", version=3, last=True) == {"behind": []}
+        load.stop()
+        load.check()
+        assert on.trainer.end() == [0, 0]
+
+
+@pytest.mark.prove
+def test_when_nobody_serves_the_trainer_waits_for_one_and_then_says_so(model: Path, tmp_path: Path) -> None:
+    with stage(tmp_path, model, publish="shm", weights_deadline=6.0) as on:
+        for server in on.servers:
+            server.signal(signal.SIGKILL)
+        on.trainer.tell("publish", version=1)
+        on.servers[0].start(model, 0)
+        assert on.trainer.answer()["served"] == [on.urls[0]]
+        on.trainer.order("after_gate", version=1)
+        on.servers[0].signal(signal.SIGKILL)
+        on.trainer.tell("publish", version=2)
+        assert all(process.wait(40) != 0 for process in on.trainer.processes)
+        assert "no inference replica serves weights v2" in on.trainer.log.read_text()

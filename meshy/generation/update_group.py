@@ -146,7 +146,7 @@ class UpdateGroup:
         self.world_size = world_size
         self.name = name
         self._backend = backend
-        self._on_gpu = backend_name == "nccl"
+        self.on_gpu = backend_name == "nccl"
         self._running: list[Broadcast] = []
 
     def broadcast(self, flat: Tensor, deadline: float) -> Broadcast:
@@ -174,7 +174,7 @@ class UpdateGroup:
         """
         backend, self._backend = self._backend, None
         running, self._running = self._running, []
-        if backend is not None and self._on_gpu:
+        if backend is not None and self.on_gpu:
             backend.abort()
         # The connections close with the last reference to backend and works, which waits for what is on its way.
         if all(one.ended for one in running):
@@ -191,4 +191,5 @@ def _settle(backend: Any, running: list[Broadcast]) -> None:
 
 def plain(error: RuntimeError) -> str:
     """The message of an error of torch's C++ code, without the place in its source and the stack."""
-    return re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\nException raised from")[0]).strip()
+    message = str(error).partition("\nException raised from")[0].partition(" This is typically caused")[0]
+    return re.sub(r"^\[\S+:\d+\] ", "", message).strip()

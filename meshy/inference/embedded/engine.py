@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from meshy.inference.embedded.runner import ModelRunner
 from meshy.inference.embedded.sampler import SamplingBatch, draw
 from meshy.inference.embedded.scheduler import Plan, Scheduler
 from meshy.inference.embedded.scoring import append_candidates, score_inputs
-from meshy.inference.embedded.weights import WeightError
+from meshy.inference.embedded.weights import WeightError, WeightUpdate
 
 PauseMode = Literal["abort", "retract", "in_place"]
 T = TypeVar("T")
@@ -37,14 +36,6 @@ log = logging.getLogger("meshy.inference.engine")
 
 class EngineFailure(RuntimeError):
     """The engine's thread has died; its cause is the exception that killed it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightUpdate:
-    folder: Path
-    version: str | None = None
-    flush_cache: bool = True
-    abort_all: bool = False
 
 
 @dataclass(slots=True)
@@ -96,7 +87,7 @@ class Engine:
         self._door = threading.Lock()
         self._ended_for_good = False
         self._arrivals: list[Request] = []  # accepted, but held while paused or while an update waits
-        self._updates: list[tuple[WeightUpdate, Future[str]]] = []
+        self._updates: list[tuple[Callable[[], object], Future[Any]]] = []
         self._news: list[Request] = []
         self._sampling: tuple[list[Request], SamplingBatch] | None = None
         self._busy_since: float | None = None
@@ -149,16 +140,19 @@ class Engine:
         """Whether nothing holds keys or waits for them (there is no prefix cache to drop)."""
         return self.call(self._flushable)
 
-    def update_weights(self, update: WeightUpdate) -> Future[str]:
-        """Load a folder's weights: at once when paused, else when the requests accepted so far have ended.
-
-        Resolves to the new version; WeightError leaves the old weights.
+    def exclusive(self, function: Callable[[], T], *, abort_all: bool = False) -> Future[T]:
+        """Run a function on the engine's thread, at once when paused, else when the requests accepted so far have
+        ended; those that come meanwhile wait for it. It may raise WeightError or RequestError.
         """
-        future: Future[str] = Future()
-        self._post(lambda: self._updates.append((update, future)))
-        if update.abort_all:
+        future: Future[T] = Future()
+        self._post(lambda: self._updates.append((function, future)))
+        if abort_all:
             self._post(lambda: self._abort(None))
         return future
+
+    def update_weights(self, update: WeightUpdate) -> Future[str]:
+        """Load a folder's weights, exclusively. Resolves to the new version; WeightError leaves the old weights."""
+        return self.exclusive(lambda: self._update(update), abort_all=update.abort_all)
 
     def release(self, tags: set[str]) -> Future[None]:
         """Give back the memory of `weights`, `kv_cache` or both, until resumed. RequestError while requests run."""
@@ -303,23 +297,31 @@ class Engine:
     def _update_if_ready(self) -> None:
         self._drop_ended()
         while self._updates and (self.paused is not None or not self.scheduler.busy):
-            update, future = self._updates.pop(0)
+            function, future = self._updates.pop(0)
             self._report_busy()
             try:
-                future.set_result(self._update(update))
+                future.set_result(function())
             except (WeightError, RequestError) as error:
                 future.set_exception(error)
+            except BaseException as error:
+                future.set_exception(EngineFailure(f"the engine has failed: {error!r}"))
+                raise
 
     def _update(self, update: WeightUpdate) -> str:
-        if update.flush_cache and not self._flushable():
-            raise RequestError(
-                "Weights were not updated, because the cache cannot be flushed while requests are still running or "
-                "queued. Retract or finish them, or send flush_cache=false."
-            )
+        if update.flush_cache:
+            self.require_flushable()
         self.runner.load_weights(update.folder)
         if update.version is not None:
             self.weight_version = update.version
         return self.weight_version
+
+    def require_flushable(self) -> None:
+        """Raises RequestError where a request holds keys; on its own thread."""
+        if not self._flushable():
+            raise RequestError(
+                "Weights were not updated, because the cache cannot be flushed while requests are still running or "
+                "queued. Retract or finish them, or send flush_cache=false."
+            )
 
     def _release(self, tags: set[str]) -> None:
         self._drop_ended()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -13,6 +15,7 @@ from meshy.inference.embedded.request import RequestError
 
 JSON = b"application/json"
 
+T = TypeVar("T")
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -115,3 +118,8 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
     return value
+
+
+async def done(future: Future[T]) -> T:
+    """The result of a call on the engine's thread. Not cancelled with the HTTP call: a command once given is done."""
+    return await asyncio.shield(asyncio.wrap_future(future))

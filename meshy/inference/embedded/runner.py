@@ -16,7 +16,7 @@ from meshy.inference.embedded.attention import ATTENTION, SlotAttention
 from meshy.inference.embedded.batch import FlatBatch
 from meshy.inference.embedded.cache import SlotCache
 from meshy.inference.embedded.request import RequestError
-from meshy.inference.embedded.weights import Parked, live_tensors, load_weights
+from meshy.inference.embedded.weights import Parked, live_tensors, load_tensors, load_weights
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -78,9 +78,13 @@ class ModelRunner:
 
     def load_weights(self, folder: Path) -> None:
         """Replace the live weights by those of a folder. Raises WeightError, with the live ones untouched."""
-        if self._parked is not None:
-            self.resume({"weights"})
+        self.resume({"weights"})
         load_weights(self.model, folder)
+
+    def load_tensors(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Replace some of the live weights. Raises WeightError, with all of them untouched."""
+        self.resume({"weights"})
+        load_tensors(self.model, named)
 
     def checksums(self) -> dict[str, str]:
         """Of the live tensors, by name. Raises RequestError while they are released."""

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
 from meshy.inference.embedded import information
 from meshy.inference.embedded.chat import chat_answer, chat_requests
-from meshy.inference.embedded.engine import Engine, WeightUpdate
-from meshy.inference.embedded.http import Answer, Application, Call, Handler, as_json, refusal
+from meshy.inference.embedded.engine import Engine
+from meshy.inference.embedded.http import Answer, Application, Call, Handler, as_json, done, refusal
 from meshy.inference.embedded.protocol import RequestFactory, answer
 from meshy.inference.embedded.request import Request, RequestError
-from meshy.inference.embedded.weights import WeightError
+from meshy.inference.embedded.weight_routes import WeightRoutes
 
-T = TypeVar("T")
-MEMORY_TAGS = {"weights", "kv_cache"}
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the "
@@ -46,7 +43,7 @@ class Server:
     def __init__(self, engine: Engine, factory: RequestFactory, model_path: Path, arguments: dict[str, Any]) -> None:
         self.engine = engine
         self.factory = factory
-        self.model_path = str(model_path)
+        self.weights = WeightRoutes(engine, model_path)
         self.tokenizer_path = str(model_path)
         self.arguments = {**arguments, "tokenizer_path": self.tokenizer_path}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -71,11 +68,7 @@ class Server:
             ("POST", "/abort_request"): self._abort,
             ("POST", "/pause_generation"): self._pause,
             ("POST", "/continue_generation"): self._continue,
-            ("POST", "/update_weights_from_disk"): self._update_from_disk,
-            ("POST", "/update_weight_version"): self._update_version,
-            ("POST", "/weights_checker"): self._check_weights,
-            ("POST", "/release_memory_occupation"): self._release,
-            ("POST", "/resume_memory_occupation"): self._resume_memory,
+            **self.weights.routes(),
         }
 
     # Generation -------------------------------------------------------------------------------------------------------
@@ -185,49 +178,6 @@ class Server:
         flushed = await done(self.engine.flush())
         return Answer(200, FLUSHED.encode()) if flushed else Answer(400, b"Flush cache failed.\n")
 
-    async def _update_from_disk(self, call: Call) -> Answer:
-        path, version = call.body.get("model_path"), call.body.get("weight_version")
-        if not isinstance(path, str):
-            raise RequestError("update_weights_from_disk needs a model_path.")
-        update = WeightUpdate(
-            folder=Path(path),
-            version=None if version is None else str(version),
-            flush_cache=bool(call.body.get("flush_cache", True)),
-            abort_all=bool(call.body.get("abort_all_requests", False)),
-        )
-        try:
-            served = await done(self.engine.update_weights(update))
-        except (WeightError, RequestError) as error:
-            return as_json({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
-        self.model_path = path
-        suffix = "" if version is None else f" Weight version updated to {served}."
-        message = f"Succeeded to update model weights.{suffix}"
-        return as_json({"success": True, "message": message, "num_paused_requests": 0})
-
-    async def _update_version(self, call: Call) -> Answer:
-        version = call.body.get("new_version")
-        if version is None:
-            raise RequestError("update_weight_version needs a new_version.")
-        if call.body.get("abort_all_requests", True):
-            await done(self.engine.abort(None))
-        await done(self.engine.call(lambda: setattr(self.engine, "weight_version", str(version))))
-        message = f"Weight version updated to {version}"
-        return as_json({"success": True, "message": message, "new_version": str(version)})
-
-    async def _check_weights(self, call: Call) -> Answer:
-        if call.body.get("action") != "checksum":
-            raise RequestError(f"The embedded engine knows only action 'checksum', not {call.body.get('action')!r}.")
-        return as_json(information.weights_check(await done(self.engine.call(self.engine.runner.checksums))))
-
-    async def _release(self, call: Call) -> Answer:
-        await done(self.engine.release(memory_tags(call.body)))
-        return as_json(None)
-
-    async def _resume_memory(self, call: Call) -> Answer:
-        tags = memory_tags(call.body)
-        await done(self.engine.call(lambda: self.engine.runner.resume(tags)))
-        return as_json(None)
-
     # Information ------------------------------------------------------------------------------------------------------
 
     async def _health(self, call: Call) -> Answer:
@@ -236,21 +186,16 @@ class Server:
         return Answer(503 if self.engine.paused else 200)
 
     async def _model_info(self, call: Call) -> Answer:
-        return as_json(information.model_info(self.engine, self.model_path, self.tokenizer_path))
+        return as_json(information.model_info(self.engine, self.weights.model_path, self.tokenizer_path))
 
     async def _server_info(self, call: Call) -> Answer:
-        return as_json(information.server_info(self.engine, self.model_path, self.arguments))
+        return as_json(information.server_info(self.engine, self.weights.model_path, self.arguments))
 
     async def _models(self, call: Call) -> Answer:
-        return as_json(information.models(self.engine, self.model_path))
+        return as_json(information.models(self.engine, self.weights.model_path))
 
     async def _loads(self, call: Call) -> Answer:
         return as_json(information.loads(self.engine, await done(self.engine.call(self.engine.occupancy))))
-
-
-async def done(future: Future[T]) -> T:
-    """The result of a call on the engine's thread. Not cancelled with the HTTP call: a command once given is done."""
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def failure_of(requests: list[Request]) -> Answer | None:
@@ -260,10 +205,3 @@ def failure_of(requests: list[Request]) -> Answer | None:
         if reason.get("status_code") == 500:
             return refusal(reason["message"], 500)
     return None
-
-
-def memory_tags(body: dict[str, Any]) -> set[str]:
-    tags = set(body.get("tags") or MEMORY_TAGS)
-    if not tags <= MEMORY_TAGS:
-        raise RequestError(f"Unknown memory tags {sorted(tags - MEMORY_TAGS)}; known are {sorted(MEMORY_TAGS)}.")
-    return tags

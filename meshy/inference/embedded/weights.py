@@ -1,10 +1,12 @@
-"""The model's tensors: reading new values from a folder, checking them, giving their memory back."""
+"""The model's tensors: new values from a folder or from other tensors, checked first; giving their memory back."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,17 @@ from torch import Tensor, nn
 
 
 class WeightError(ValueError):
-    """Weights that cannot be loaded; the live ones are untouched. The message says what is wrong with the folder."""
+    """Weights that cannot be loaded; the live ones are untouched. The message says what is wrong with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """Weights to be loaded from a folder, and what goes with it."""
+
+    folder: Path
+    version: str | None = None
+    flush_cache: bool = True
+    abort_all: bool = False
 
 
 def live_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -79,6 +91,28 @@ def _check_names(folder: Path, live: dict[str, Tensor], shapes: dict[str, tuple[
         raise WeightError(
             f"Cannot load weights: {name} in {folder} has shape {shapes[name]}, the model {tuple(live[name].shape)}."
         )
+
+
+@torch.no_grad()
+def load_tensors(model: nn.Module, named: Sequence[tuple[str, Tensor]]) -> None:
+    """Copy some tensors into the live ones of their names, converting to their dtype. The second name of a tied weight
+    is known, and its tensor passed over. Everything is checked before the first one changes. Raises WeightError.
+    """
+    live = live_tensors(model)
+    second = model.state_dict(keep_vars=True).keys() - live.keys()
+    unknown = sorted({name for name, _ in named} - live.keys() - second)
+    if unknown:
+        raise WeightError(f"Cannot load weights: the model has no tensor {unknown[0]!r} ({len(unknown)} are unknown).")
+    pairs = [(name, live[name], tensor) for name, tensor in named if name in live]
+    for name, old, new in pairs:
+        if new.shape != old.shape:
+            raise WeightError(
+                f"Cannot load weights: {name} has shape {tuple(new.shape)}, the model {tuple(old.shape)}."
+            )
+        if new.is_floating_point() != old.is_floating_point():
+            raise WeightError(f"Cannot load weights: {name} is of {new.dtype}, in the model of {old.dtype}.")
+    for _, old, new in pairs:
+        old.copy_(new)
 
 
 class Parked:

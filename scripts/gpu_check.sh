@@ -34,8 +34,10 @@ check engine 120 "$python" -m pytest tests/inference/test_parity.py
 check trainer 150 "$python" -m pytest tests/training/test_engine.py
 if [ "$gpus" -ge 2 ]; then
     check run 180 run 2 steps=5 rollout.eval_prompts=32 --run-dir "$out/run"
+    check collective 150 run 2 steps=3 trainer.publish=collective trainer.verify_every=1 --run-dir "$out/collective"
+    check shm 150 run 2 steps=3 trainer.publish=shm trainer.verify_every=1 --run-dir "$out/shm"
     check packed_bf16 150 run 2 steps=3 trainer.packing=packed trainer.mixed_precision=bfloat16 --run-dir "$out/packed"
 else
-    echo "skipped run, packed_bf16: a disaggregated run needs two GPUs"
+    echo "skipped run, collective, shm, packed_bf16: a disaggregated run needs two GPUs"
 fi
 exit $failed

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,8 +203,10 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path, model: Path, *, replicas: int = 2, ranks: int = 2, **options: Any) -> Iterator[Stage]:
-    """Servers of version 0 and a trainer that has met them. options: of TrainerConfig."""
+def stage(folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] = (), **options: Any) -> Iterator[Stage]:
+    """Servers of version 0 (of `models`, or two of `model`) and a trainer that has met them. options: of its config."""
+    models = models or (model, model)
+    replicas = len(models)
     recipe = recipe_of(str(model), replicas, ranks, options)
     block = PortBlock(HOST)
     bases = iter(random.sample(range(FIRST_BASE_PORT, LAST_BASE_PORT, 2048), 10))
@@ -217,8 +219,8 @@ def stage(folder: Path, model: Path, *, replicas: int = 2, ranks: int = 2, **opt
     trainer: Trainer | None = None
     try:
         trainer = Trainer(folder, ranks)
-        for server in servers:
-            server.start(model, 0)
+        for server, served in zip(servers, models, strict=True):
+            server.start(served, 0)
         yield Stage(folder, topology, model, servers, trainer, trainer.answer()["mode"])
     finally:
         if trainer is not None:

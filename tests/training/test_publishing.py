@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshy.observe.runfolder import versions_in
-from tests.inference.models import build
+from tests.inference.models import build, call
 from tests.training.stage import Load, Stage, stage
 
 pytestmark = pytest.mark.e2e
@@ -132,3 +132,20 @@ def test_when_nobody_serves_the_trainer_waits_for_one_and_then_says_so(model: Pa
         on.trainer.tell("publish", version=2)
         assert all(process.wait(40) != 0 for process in on.trainer.processes)
         assert "no inference replica serves weights v2" in on.trainer.log.read_text()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replica_that_refuses_is_left_out_and_says_that_its_weights_are_good_for_nothing(
+    mode: str, model: Path, tmp_path: Path
+) -> None:
+    """It was started with a model of another shape."""
+    other = build(tmp_path / "other", "qwen3_full_tied")
+    with stage(tmp_path, model, models=[model, other], publish=mode, weights_deadline=20.0) as on:
+        for version in (1, 2):
+            said = on.trainer.order("publish", version=version)
+            assert said["served"] == on.urls[:1] and list(said["behind"]) == on.urls[1:]
+            assert on.trainer.order("after_gate", version=version) == {"behind": on.urls[1:]}
+        assert call(on.urls[1], "/model_info")[2]["weight_version"] == ("0" if mode == "disk" else "-1")
+        assert call(on.urls[1], "/health")[0] == 200
+        assert on.trainer.order("wait_until_all_serve", seconds=2) == {"behind": on.urls[1:]}
+        assert on.trainer.end() == [0, 0]

@@ -19,15 +19,16 @@ TORN = -1  # the version of weights that are partly new: none that anybody asks 
 
 
 class Bracket:
-    """living: the replicas that take part. dropped: why each other one does not. deadline: seconds for the whole; one
+    """living: the replicas that take part. dropped: why each other one does not; refused: those of them that said no,
+    and so are there. deadline: seconds for the whole; one
     answer may take half of what is left of it, so that one replica that hangs does not use up the others' time."""
 
     def __init__(self, control: Control, replicas: Iterable[str], deadline: float) -> None:
         self.living = list(replicas)
         self.dropped: dict[str, str] = {}
+        self.refused: set[str] = set()
         self._control = control
         self._end = time.monotonic() + deadline
-        self._refused: set[str] = set()
         self._touched = False
 
     @property
@@ -54,7 +55,7 @@ class Bracket:
             self.living.remove(url)
             self.dropped[url] = str(failure)
             if isinstance(failure, Refused):
-                self._refused.add(url)
+                self.refused.add(url)
             log.warning("a replica does not get the new weights now: %s", failure)
 
     async def find(self, out: Iterable[str]) -> None:
@@ -99,7 +100,7 @@ class Bracket:
         """A replica that refused is there and would go on. If its weights may be partly new, it says so first: its
         requests are aborted, and whoever asks it again sees a version that nobody wants. One that cannot be reached
         stays paused, should it come back, until it is brought up to date."""
-        for url in self._refused:
+        for url in self.refused:
             if self._touched and (failure := await self.one(url, commands.set_version(TORN))) is not None:
                 log.warning("%s stays paused: its weights are partly new, and it cannot be told (%s)", url, failure)
             else:

@@ -136,8 +136,10 @@ class Publisher:
         said = self._background.run(bracket.close())
         for url in [*bracket.living, *bracket.dropped]:
             self.watch.served[url] = said.get(url)
+            self.watch.refusals[url] += url in bracket.refused
             if said.get(url) == version:
                 report.served.append(url)
+                self.watch.refusals[url] = 0
             else:
                 report.behind[url] = bracket.dropped.get(url, f"{url} says that it serves version {said.get(url)}")
         report.bracket = time.monotonic() - began - report.pause - report.transfer
@@ -158,7 +160,7 @@ class Publisher:
             self._watching = None
 
     def wait_for_one(self, seconds: float) -> list[str]:
-        """The replicas that can be reached, as soon as there is one; none after so many seconds."""
+        """The replicas that can take weights, as soon as there is one; none after so many seconds."""
         return self._background.run(self.watch.wait_for_one(seconds))
 
     def checksums(self, urls: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

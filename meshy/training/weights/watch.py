@@ -1,8 +1,9 @@
-"""Looking after the replicas while the trainer waits for its batch: who is there, and serves which version."""
+"""Looking after the replicas between publishes: who is there, and serves which version."""
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from meshy.generation import commands
@@ -12,14 +13,17 @@ from meshy.generation.control import Control
 log = logging.getLogger("meshy.training.weights")
 
 LOOK_SECONDS = 2.0  # within which a replica that is well says which version it serves
+MOST_REFUSALS = 2  # in a row; after them a replica is not asked again before there are other weights to load
 SHORTEST, LONGEST = 1.0, 5.0  # seconds between two looks: when somebody is behind at first, and when nobody is
 
 
 class Watch:
-    """served: the version that each replica said last, None for one that cannot be reached."""
+    """served: the version that each replica said last, None for one that cannot be reached. refusals: how often in a
+    row it would not load new weights."""
 
     def __init__(self, control: Control) -> None:
         self.served: dict[str, int | None] = dict.fromkeys(control.urls, 0)
+        self.refusals: Counter[str] = Counter()
         self._control = control
 
     def behind(self, version: int) -> list[str]:
@@ -27,8 +31,11 @@ class Watch:
         return [url for url, served in self.served.items() if served != version]
 
     def late(self, version: int) -> list[str]:
-        """Those that are there, but serve another version."""
-        return [url for url in self.behind(version) if self.served[url] is not None]
+        """Those that are there and may load it, but serve another version."""
+        return [url for url in self.behind(version) if self._may_load(url)]
+
+    def _may_load(self, url: str) -> bool:
+        return self.served[url] is not None and self.refusals[url] < MOST_REFUSALS
 
     @property
     def out(self) -> list[str]:
@@ -52,12 +59,14 @@ class Watch:
                 wait = min(2 * wait, LONGEST)
 
     async def wait_for_one(self, seconds: float) -> list[str]:
-        """The replicas that can be reached, as soon as there is one; none after so many seconds."""
+        """The replicas that can be reached and may load weights, as soon as there is one; none after so many seconds,
+        or when every one has refused too often."""
         end = time.monotonic() + seconds
         while True:
             await self.look(tuple(self.served))
-            there = [url for url, served in self.served.items() if served is not None]
-            if there or time.monotonic() > end:
+            there = [url for url in self.served if self._may_load(url)]
+            refuse = all(self.refusals[url] >= MOST_REFUSALS for url in self.served)
+            if there or refuse or time.monotonic() > end:
                 return there
             await asyncio.sleep(SHORTEST)
 

@@ -3,95 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
-import subprocess
-import sys
+import shutil
 import threading
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from meshy.ignitor.ports import PortBlock
 from meshy.inference.config import InferenceConfig
 from meshy.inference.embedded.engine import EngineFailure
 from meshy.inference.embedded.launch import EmbeddedOptions, EmbeddedServer
+from meshy.inference.service import weights_at_start
 from meshy.observe.jsonl import read_jsonl
 from meshy.observe.runfolder import RunFolder
 from meshy.recipe import Recipe
-from meshy.service.context import Launch, run_digest
-from meshy.service.readiness import is_ready
-from meshy.settings import load_recipe, resolve
-from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, Gpu, Topology, derive_topology
+from meshy.settings import load_recipe
 from tests.inference.models import CONTEXT, call
+from tests.inference.replica import RECIPE, replica_process
 
-RECIPE = "recipes/grpo_sync.py"
 HOST = "127.0.0.1"
-GPUS = tuple(Gpu(rank, HOST, rank, "cpu") for rank in range(2))
-
-
-@pytest.fixture
-def topology() -> Iterator[Topology]:
-    """The first recipe's, on free ports."""
-    block, recipe = PortBlock(HOST), load_recipe(RECIPE, {}, len(GPUS))
-    for _ in range(50):
-        topology = derive_topology(recipe, GPUS, random.randrange(FIRST_BASE_PORT, LAST_BASE_PORT, 2048))
-        if not block.claim(topology.ports_on(HOST)):
-            yield topology
-            block.release()
-            return
-    raise RuntimeError("no free block of ports")
 
 
 @pytest.mark.e2e
-def test_a_replica_serves_reports_and_ends(topology: Topology, tmp_path: Path):
-    folder, replica = RunFolder(tmp_path / "run"), topology.replica("inference.0")
-    folder.make()
-    launch = Launch(
-        run_id="inference-test",
-        run_dir=str(folder.path),
-        recipe_file=RECIPE,
-        settings={},
-        gpus=topology.gpus,
-        base_port=topology.base_port,
-        digest=run_digest(*resolve(RECIPE, {}, topology.gpus, topology.base_port)),
-        model_folder="recipes/demo_model",
-    )
-    launch.write(folder.path / "launch.json")
-    log = folder.log("inference.0")
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "meshy.service", str(folder.path / "launch.json"), "inference.0"]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        end = time.monotonic() + 60
-        while not is_ready(replica.leader, "inference-test"):
-            assert process.poll() is None and time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
+def test_a_replica_serves_reports_and_ends(tmp_path: Path):
+    with replica_process(tmp_path / "run") as replica:
+        replica.wait_ready(60)
         sampling = {"max_new_tokens": 40, "ignore_eos": True}
         written = call(replica.url, "/generate", {"input_ids": [5, 6, 7], "sampling_params": sampling})[2]
         assert written["meta_info"]["weight_versions"] == [{"version": "0", "start": 0, "end": 40}]
         too_long = {"max_new_tokens": 500}  # the recipe's context length is 128
         assert call(replica.url, "/generate", {"input_ids": [5], "sampling_params": too_long})[0] == 400
-
-        admin = f"http://{replica.host}:{replica.leader.admin_port}"
-        with urllib.request.urlopen(admin + "/health", timeout=10) as answer:
-            health = json.load(answer)
-        assert health["engine"] == "embedded" and health["weight_version"] == "0" and health["running"] == 0
-        with urllib.request.urlopen(admin + "/metrics", timeout=10) as answer:
-            metrics = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines())
-        label = '{service="inference.0"}'
-        assert float(metrics["meshy_generated_tokens" + label]) == 40
-        assert float(metrics["meshy_tokens_per_busy_second" + label]) > 0
-        process.terminate()
-        assert process.wait(20) == 143, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-    spans = [row for row in read_jsonl(folder.timeline_of("inference.0")) if row["name"] == "decode"]
+        health = replica.health()
+        assert health["engine"] == "embedded" and health["engine_reason"] == "auto: there is no GPU"
+        assert health["weight_version"] == "0" and health["running"] == 0
+        metrics = replica.metrics()
+        assert metrics["meshy_generated_tokens"] == 40 and metrics["meshy_tokens_per_busy_second"] > 0
+        replica.process.terminate()
+        assert replica.process.wait(20) == 143, replica.log
+    spans = [row for row in read_jsonl(replica.folder.timeline_of("inference.0")) if row["name"] == "decode"]
     assert spans and all(row["start"] <= row["end"] for row in spans)
+
+
+@pytest.mark.e2e
+def test_a_replica_begins_with_the_newest_weights_on_disk(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run").make()
+    for version in (3, 12):
+        shutil.copytree("recipes/demo_model", folder.weights_of(version))
+    (folder.weights / ".v13.part").mkdir()
+    with replica_process(folder.path) as replica:
+        replica.wait_ready(60)
+        info = call(replica.url, "/model_info")[2]
+        assert info["weight_version"] == "12" and info["model_path"] == str(folder.weights_of(12))
+
+
+def test_without_weights_on_disk_the_initial_model_is_version_0(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run").make()
+    assert weights_at_start(folder, Path("model")) == (Path("model"), 0)
 
 
 def test_a_server_whose_engine_dies_answers_500_and_ends_with_the_cause(folder: Path):

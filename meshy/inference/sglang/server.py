@@ -20,6 +20,7 @@ from typing import IO
 
 from meshy.inference.sglang.arguments import ServerPlan, server_command, server_environment
 from meshy.inference.sglang.last_words import last_words
+from meshy.listening import listen
 
 log = logging.getLogger("meshy.inference")
 
@@ -52,7 +53,8 @@ class SglangServer:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Spawn it. OSError where the interpreter cannot be run."""
+        """Spawn it. OSError where its port is taken: SGLang would say so only when the model is loaded."""
+        listen(self.plan.host, self.plan.port).close()
         command = server_command(self.plan)
         log.info("starting %s", " ".join(command))
         self._scratch = Path(tempfile.mkdtemp(prefix="meshy-sglang-"))

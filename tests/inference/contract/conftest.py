@@ -42,14 +42,12 @@ def sglang(folder: Path, **options) -> Iterator[SglangServer]:
         python=interpreter(None),
         model=read_model_config(folder),
         host=HOST,
-        port=port,
         rendezvous=f"{HOST}:{meeting}",
         on_gpu=False,
-        context_length=CONTEXT,
         max_running_requests=RUNNING,
         weight_version=0,
         random_seed=0,
-        **{"dtype": "auto", **options},
+        **{"port": port, "dtype": "auto", "context_length": CONTEXT, **options},
     )
     server = SglangServer(plan)
     try:

@@ -86,7 +86,7 @@ class TrainerConfig(ServiceConfig):
     max_grad_norm: float = 1.0
 
     publish_to: tuple[str, ...] = ("inference",)
-    publish: Literal["auto", "disk", "shm", "collective"] = "disk"
+    publish: Literal["auto", "disk", "shm", "collective"] = "auto"
     publish_in_flight: Literal["retract", "drain"] = "retract"
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     bucket_mb: int = 64

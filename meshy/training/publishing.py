@@ -1,5 +1,6 @@
 """What the trainer's leader does with new weights: publish, bring up to date who missed them, verify, keep on disk."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -14,10 +15,10 @@ from meshy.training.commands import CheckWeights, StreamWeights, WriteWeights
 from meshy.training.config import TrainerConfig
 from meshy.training.weights.choice import Target, choose
 from meshy.training.weights.collective import Collective
-from meshy.training.weights.folder import prune_weights, settle_weights, stage_weights
+from meshy.training.weights.folder import dtype_of, prune_weights, settle_weights, stage_weights
 from meshy.training.weights.publisher import Carrier, Published, Publisher
 from meshy.training.weights.shm import Shm
-from meshy.training.weights.verify import expected_checksums, refuse_differences
+from meshy.training.weights.verify import Verifier, differences, refuse
 
 log = logging.getLogger("meshy.training")
 
@@ -42,6 +43,7 @@ class Publishing:
         self._replicas = [r for id in self.config.publish_to for r in context.topology.replicas_of(id)]
         self._urls = tuple(replica.url for replica in self._replicas)
         self._publisher: Publisher | None = None
+        self._verifier: Verifier | None = None
         self._mode = "disk"
         self._version = 0
         self._staged: Path | None = None
@@ -74,6 +76,8 @@ class Publishing:
         ]
         self._mode = choose(config.publish, self.context.replica.host, targets)
         self._publisher.carrier = self._carrier(targets)
+        model = json.loads((self.context.model_folder / "config.json").read_text())
+        self._verifier = Verifier(model, dtype_of(self.context.model_folder, "auto"), told)
         self._publisher.keep_watch(0)
         log.info("new weights go to %d replicas by %s, as %s", len(targets), self._mode, self.dtype)
 
@@ -100,9 +104,13 @@ class Publishing:
                 return self._check(command, tensors)
 
     def _check(self, command: CheckWeights, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        assert self._publisher is not None
-        expected = expected_checksums(tensors, self.dtype)
-        refuse_differences(expected, self._publisher.checksums(command.urls))
+        assert self._publisher is not None and self._verifier is not None
+        sent = ((name, tensor.to(self.dtype)) for name, tensor in tensors)
+        expected = self._verifier.expect(command.urls, sent)
+        wrong = differences(expected, self._publisher.checksums(tuple(expected)))
+        if wrong:  # one that was started again meanwhile serves another version, and will be brought up to date
+            self._publisher.look(tuple(wrong))
+            refuse({url: names for url, names in wrong.items() if url not in self.behind}, command.version)
 
     # The leader's step ------------------------------------------------------------------------------------------------
 

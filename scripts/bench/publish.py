@@ -99,6 +99,7 @@ def bare_receiver(port: int, rank: int, size: int, repeat: int) -> None:
         dist.barrier()
         dist.broadcast(data, 0)
     dist.barrier()
+    dist.destroy_process_group()
 
 
 def bare_broadcast(size: int, repeat: int) -> list[float]:

@@ -79,12 +79,20 @@ class PublishingRank(TrainerService):
                 local.add_(0.003 * torch.randn(local.shape, generator=generator))
 
     def lead(self) -> None:
-        assert self.publishing is not None
-        self.publishing.start()
-        self.say(mode=self.publishing._mode)
+        self.use()
         for line in sys.stdin:
             order = json.loads(line)
             getattr(self, order.pop("do"))(**order)
+
+    def use(self, **options: Any) -> None:
+        """Begin as a new trainer, with these fields of its configuration changed."""
+        assert self.publishing is not None
+        self.publishing.close()
+        config = dataclasses.replace(self.config, **options)
+        context = dataclasses.replace(self.context, group=dataclasses.replace(self.context.group, config=config))
+        self.publishing = Publishing(context, self.command, torch.float32, self.learner.engine.device)
+        self.publishing.start()
+        self.say(behind=self.publishing.behind)
 
     def say(self, **told: Any) -> None:
         print(json.dumps(told), flush=True)

@@ -192,10 +192,8 @@ class Load:
 class Stage:
     folder: Path
     topology: Topology
-    model: Path
     servers: list[Server]
     trainer: Trainer
-    mode: str
 
     @property
     def urls(self) -> list[str]:
@@ -221,7 +219,8 @@ def stage(folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] =
         trainer = Trainer(folder, ranks)
         for server, served in zip(servers, models, strict=True):
             server.start(served, 0)
-        yield Stage(folder, topology, model, servers, trainer, trainer.answer()["mode"])
+        assert trainer.answer() == {"behind": []}
+        yield Stage(folder, topology, servers, trainer)
     finally:
         if trainer is not None:
             trainer.kill()

@@ -37,13 +37,16 @@ def publish_under_load(on: Stage, versions: int) -> Load:
     return load
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_versions_travel_under_load(mode: str, model: Path, tmp_path: Path) -> None:
-    with stage(tmp_path, model, publish=mode, verify_every=1, write_every=2) as on:
-        load = publish_under_load(on, 3)
+def test_versions_travel_each_way_under_load(model: Path, tmp_path: Path) -> None:
+    with stage(tmp_path, model, publish="disk", verify_every=1, write_every=2) as on:
+        for mode in MODES:
+            for url in on.urls:
+                assert call(url, "/update_weight_version", {"new_version": "0"})[0] == 200
+            assert on.trainer.order("use", publish=mode) == {"behind": []}
+            load = publish_under_load(on, 3)
+            assert any(len(set(asked.completion.versions)) > 1 for asked in load.asked), "no request was in flight"
+            assert versions_in(tmp_path / "run" / "weights")[-1] == 3
         assert on.trainer.end() == [0, 0]
-    assert any(len(set(asked.completion.versions)) > 1 for asked in load.asked), "no request was in flight"
-    assert versions_in(tmp_path / "run" / "weights")[-1] == 3
 
 
 @pytest.mark.prove
@@ -134,6 +137,7 @@ def test_when_nobody_serves_the_trainer_waits_for_one_and_then_says_so(model: Pa
         assert "no inference replica serves weights v2" in on.trainer.log.read_text()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("mode", MODES)
 def test_a_replica_that_refuses_is_left_out_and_says_that_its_weights_are_good_for_nothing(
     mode: str, model: Path, tmp_path: Path
@@ -143,7 +147,7 @@ def test_a_replica_that_refuses_is_left_out_and_says_that_its_weights_are_good_f
     with stage(tmp_path, model, models=[model, other], publish=mode, weights_deadline=20.0) as on:
         for version in (1, 2):
             said = on.trainer.order("publish", version=version)
-            assert said["served"] == on.urls[:1] and list(said["behind"]) == on.urls[1:]
+            assert said["mode"] == mode and said["served"] == on.urls[:1] and list(said["behind"]) == on.urls[1:]
             assert on.trainer.order("after_gate", version=version) == {"behind": on.urls[1:]}
         assert call(on.urls[1], "/model_info")[2]["weight_version"] == ("0" if mode == "disk" else "-1")
         assert call(on.urls[1], "/health")[0] == 200

@@ -163,6 +163,10 @@ class Publisher:
         """The replicas that can take weights, as soon as there is one; none after so many seconds."""
         return self._background.run(self.watch.wait_for_one(seconds))
 
+    def look(self, urls: Sequence[str]) -> None:
+        """Asks these replicas which version they serve."""
+        self._background.run(self.watch.look(urls))
+
     def checksums(self, urls: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """The `ranks` of `/weights_checker` of each replica that answers."""
         outcome = self._background.run(self._control.give(dict.fromkeys(urls, commands.CHECKSUM)))

@@ -16,6 +16,7 @@ from meshy.inference.sglang.interpreter import interpreter
 from meshy.recipe import Recipe
 from meshy.settings import load_recipe
 from tests.inference.replica import RECIPE
+from tests.launch import launched
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(240)]
 
@@ -67,3 +68,11 @@ def test_auto_finds_it_in_an_interpreter_that_is_named():
     python = str(interpreter(None))
     choice = choose(InferenceConfig(python=python), on_gpu=True)
     assert (choice.engine, choice.why) == ("sglang", f"auto: there is a GPU, and {python} has SGLang {VERSION}")
+
+
+def test_a_run_is_refused_before_anything_is_spawned(tmp_path: Path):
+    argument = 'inference.server_args={"schedule_polcy": "lpm"}'
+    with launched(tmp_path / "run", "inference.engine=sglang", argument, recipe=RECIPE, slots=2) as run:
+        assert run.wait(120) != 0
+    assert f"inference: server_args.schedule_polcy: SGLang {VERSION} has no such argument" in run.output
+    assert not run.run_dir.exists()

@@ -17,8 +17,9 @@ ENGINE = "inference.engine=sglang"
 
 
 def scheduler_of(run: Launched) -> psutil.Process:
-    """The process in which SGLang computes."""
-    return next(process for process in run.processes() if "sglang::scheduler" in " ".join(process.cmdline()))
+    """The process in which SGLang computes. It writes its title over its environment, so it is found by descent."""
+    descendants = psutil.Process(run.process.pid).children(recursive=True)
+    return next(process for process in descendants if "sglang::scheduler" in " ".join(process.cmdline()))
 
 
 @pytest.mark.sglang

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 
 import pytest
 
+from meshy.generation import GenerationClient, GenerationError
+from meshy.recipe import Sampling
 from tests.inference import recorded
 from tests.inference.contract.served import CONTEXT, IDS, RUNNING, Served, Stream, spans
 from tests.inference.models import JSON, byte_tokenizer
@@ -186,6 +189,15 @@ def test_bodies_that_are_no_json_objects(served: Served):
         connection.request("POST", "/continue_generation", body=body, headers=JSON)
         assert connection.getresponse().status == 400
         connection.close()
+
+
+def test_the_client_passes_on_why_a_prompt_was_refused(served: Served):
+    async def ask() -> None:
+        async with GenerationClient([served.url], deadline=30) as client:
+            await client.generate(IDS * 100, Sampling(max_new_tokens=5))
+
+    with pytest.raises(GenerationError, match=r"1200 tokens\) is longer than the model's context length"):
+        asyncio.run(ask())
 
 
 def test_chat_completions(served: Served):

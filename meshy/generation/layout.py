@@ -17,6 +17,7 @@ from torch import Tensor
 # Whose tensors SGLang's models name and cut as `place` says. config.json's model_type.
 FUSED_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 VOCAB_PADDING = 64  # SGLang's vocabularies are multiples of it
+MLP_PADDING_ON_CPU = 32  # for each rank
 
 _FUSED = {
     "q_proj": ("qkv_proj", 0, 3),
@@ -75,7 +76,20 @@ def layout_of(server: Mapping[str, Any], config: Mapping[str, Any], dtype: torch
     for name in ("pp_size", "dp_size"):
         if int(server.get(name) or 1) > 1:
             raise UnknownLayout(f"it has {name}={server[name]}")
+    if not layout.on_gpu:
+        _refuse_padding(config, layout.tp)
     return layout
+
+
+def _refuse_padding(config: Mapping[str, Any], tp: int) -> None:
+    """On a CPU, SGLang fills up heads and the width of the MLP where they do not divide evenly."""
+    heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
+    for name, value, multiple in (
+        ("num_key_value_heads", heads, tp),
+        ("intermediate_size", int(config["intermediate_size"]), MLP_PADDING_ON_CPU * tp),
+    ):
+        if value % multiple:
+            raise UnknownLayout(f"on a CPU with tp={tp}, SGLang pads {name}={value} to a multiple of {multiple}")
 
 
 def place(name: str, config: Mapping[str, Any]) -> Place | None:

@@ -107,7 +107,7 @@ class SharedSegment:
     def view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor of that shape from byte `offset` on, which `align` has given."""
         end = offset + torch.Size(shape).numel() * dtype.itemsize
-        return self.bytes[offset:end].view(dtype).view(*shape)
+        return self.bytes[offset:end].view(dtype).view(torch.Size(shape))
 
     def payload(self, named: Named, receivers: int) -> str:
         """What `receivers` processes (replicas times their tp) are sent, each once; every tensor is a `view`."""

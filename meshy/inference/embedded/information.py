@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -114,6 +115,8 @@ def loads(engine: Engine, occupancy: Occupancy) -> dict[str, Any]:
 def weights_check(sums: dict[str, str]) -> dict[str, Any]:
     """The answer of `/weights_checker` for the checksums of a server that is one rank."""
     one = ("tp", "dp", "pp")
-    parallelism = {f"{kind}_rank": 0 for kind in one} | {f"{kind}_size": 1 for kind in one} | {"rank": 0, "size": 1}
-    rank = {"checksums": sums, "per_gpu_checksum": combined_checksum(sums), "parallelism_info": parallelism}
-    return {"success": True, "message": "Success.", "ranks": [rank]}
+    place = {f"{kind}_rank": 0 for kind in one} | {f"{kind}_size": 1 for kind in one} | {"rank": 0, "size": 1}
+    of_rank = combined_checksum(sums)
+    rank = {"checksums": sums, "per_gpu_checksum": of_rank, "parallelism_info": [{"role": "target", **place}]}
+    of_engine = hashlib.sha256(of_rank.encode()).hexdigest()
+    return {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": of_engine}

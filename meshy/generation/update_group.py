@@ -19,6 +19,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -145,26 +146,29 @@ class UpdateGroup:
         self.rank = rank
         self.world_size = world_size
         self.name = name
-        self._backend = backend
         self.on_gpu = backend_name == "nccl"
         self._running: list[Broadcast] = []
+        self._backend: list[Any] = [backend]  # empty once closed
+        weakref.finalize(self, _drop, self._backend, self._running)
 
     def broadcast(self, flat: Tensor, deadline: float) -> Broadcast:
         """Start sending (rank 0) or receiving (all others) a contiguous tensor; other ranks may see it as another
         type of as many bytes. Several may be on their way, in the same order on all ranks. deadline: seconds until it
         fails.
         """
-        if self._backend is None:
+        if not self._backend:
             raise GroupError(f"The update group {self.name!r} is closed.")
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=deadline)
         where = f"the update group {self.name!r} (rank {self.rank} of {self.world_size})"
         try:
-            work = self._backend.broadcast([flat], options)
+            work = self._backend[0].broadcast([flat], options)
         except RuntimeError as error:
             raise GroupError(f"A broadcast in {where} could not be started: {plain(error)}") from error
-        self._running = [one for one in self._running if not one.ended]
+        for one in [one for one in self._running if one.ended]:
+            one.settle()
+            self._running.remove(one)
         self._running.append(Broadcast(work, flat, deadline, where))
         return self._running[-1]
 
@@ -172,21 +176,33 @@ class UpdateGroup:
         """Leave. Returns at once, and what other ranks still await from this one fails at once; where a broadcast is
         held up by another rank, both end at its deadline, in the background. May be called twice.
         """
-        backend, self._backend = self._backend, None
-        running, self._running = self._running, []
-        if backend is not None and self.on_gpu:
-            backend.abort()
+        if self._backend and self.on_gpu:
+            self._backend[0].abort()
         # The connections close with the last reference to backend and works, which waits for what is on its way.
-        if all(one.ended for one in running):
-            _settle(backend, running)
-        else:
-            threading.Thread(target=_settle, args=(backend, running), name="update-group-end").start()
+        if not _drop(self._backend, self._running):
+            held = list(self._backend), list(self._running)
+            threading.Thread(target=_outlive, args=held, name="update-group-end", daemon=True).start()
+            self._backend.clear()
 
 
-def _settle(backend: Any, running: list[Broadcast]) -> None:
+def _drop(backend: list[Any], running: list[Broadcast]) -> bool:
+    """Let go of a backend whose broadcasts have all ended. Whether they have. Also done when Python ends: torch would
+    abort the process if a backend were left then.
+    """
+    if not all(one.ended for one in running):
+        return False
+    for one in running:
+        one.settle()
+    running.clear()
+    backend.clear()
+    return True
+
+
+def _outlive(backend: list[Any], running: list[Broadcast]) -> None:
     """Hold the backend until all its broadcasts have ended, with whatever outcome."""
     for one in running:
         one.settle()
+    backend.clear()
 
 
 def plain(error: RuntimeError) -> str:

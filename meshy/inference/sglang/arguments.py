@@ -92,7 +92,8 @@ def server_arguments(plan: ServerPlan) -> list[str]:
         **_meeting_point(plan),
     }
     if not plan.on_gpu:
-        values["max_total_tokens"] = cpu_cache_tokens(plan)
+        values |= {"max_total_tokens": cpu_cache_tokens(plan), "sleep_on_idle": True}  # services share the cores
+        values["sleep_on_idle"] = True  # it would keep a core busy that others could use
     return as_arguments({**values, **plan.extra})
 
 

@@ -52,6 +52,10 @@ class SglangServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Spawn it. OSError where its port is taken: SGLang would say so only when the model is loaded."""
         listen(self.plan.host, self.plan.port).close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -55,7 +56,9 @@ def sglang(folder: Path, **options) -> Iterator[SglangServer]:
         server.wait_ready(STARTUP_DEADLINE)
         yield server
     finally:
+        started = psutil.Process(server.pid).children(recursive=True) if server.alive else []
         server.close()
+        assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.request
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.inference.models import JSON, byte_tokenizer, call
+from tests.inference.recorded import FLUSHED
 
 IDS = list(range(40, 52))
 CONTEXT = 1024  # long enough that a request still runs when a command comes right after its first token
@@ -75,6 +77,12 @@ class Served:
     def load(self, folder: Path, version: str, **options: Any) -> tuple[int, str | None, Any]:
         body = {"model_path": str(folder), "weight_version": version, **options}
         return self.call("/update_weights_from_disk", body)
+
+    def flush(self) -> None:
+        """Drop the cache, as soon as nothing runs: SGLang answers a request a moment before it is done with it."""
+        end = time.monotonic() + 20
+        while self.call("/flush_cache", method="POST") != (200, None, FLUSHED):
+            assert time.monotonic() < end, "still busy after 20 s"
 
     def text_of(self, tokens: list[int]) -> str:
         """The text of these tokens. The model's vocabulary is larger than its tokenizer's, and for ids beyond that one

@@ -37,7 +37,7 @@ def test_in_place_keeps_the_cache(served: Served):
     last = stream.last()
     assert [version for version, _, _ in spans(last)] == ["0", "6"]
     assert last["meta_info"]["num_retractions"] == 0
-    assert served.call("/flush_cache", {})[0] == 200
+    served.flush()
 
 
 def test_in_place_with_a_flush_is_refused(served: Served):
@@ -95,7 +95,7 @@ def test_flush_is_refused_while_busy(served: Served):
     served.ok("/abort_request", {"abort_all": True})
     served.go_on()
     stream.last()
-    assert served.call("/flush_cache", method="POST") == (200, None, recorded.FLUSHED)
+    served.flush()
 
 
 def test_an_update_without_a_pause_waits_for_running_requests(served: Served):

@@ -70,6 +70,24 @@ DIFFERENCES = (
         "Meshy publishes under `retract`, where both carry it out",
     ),
     Difference(
+        "tensors that the model does not have, or has in another shape",
+        "unknown names are passed over and the version is set; a wrong shape from shared memory ends the server",
+        "400, naming the tensor, and the bucket changes nothing",
+        "the trainer sends what its own model of the same config holds",
+    ),
+    Difference(
+        "a version after a bucket that failed",
+        "set",
+        "400 until the tensors that failed have come",
+        "a publish that fails on a replica drops it, and the next one sends everything",
+    ),
+    Difference(
+        "`load_format` of `/update_weights_from_tensor`",
+        "also `flattened_bucket`, `direct` and custom loaders",
+        "none",
+        "Meshy sends views of its shared segment",
+    ),
+    Difference(
         "`/weights_checker` checksums",
         "of fused and padded tensors (`qkv_proj`, `gate_up_proj`), one list for each rank",
         "of the tensors as `transformers` names them",

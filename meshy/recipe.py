@@ -37,7 +37,7 @@ class ServiceConfig:
     ends_run: the run is over, in good order, when a process of this role ends in good order.
     can_restart: a replica may begin in the middle of a run.
     max_restarts: how often in a row a replica that dies is started again, waiting 1, 2, 4 ... 30 s before; ten minutes
-        of life clear the count. 0: its death ends the run.
+        of being ready clear the count. 0: its death ends the run, as that of a replica of several processes does.
     """
 
     service: ClassVar[str] = ""

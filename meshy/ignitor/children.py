@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 log = logging.getLogger(__name__)
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -99,13 +101,23 @@ class Children:
 
 
 def _signal(child: Child, signum: signal.Signals, whole_session: bool) -> None:
-    try:
-        if whole_session:
-            os.killpg(child.process.pid, signum)
-        else:
-            child.process.send_signal(signum)
-    except (ProcessLookupError, PermissionError):
-        return  # already gone, with all it started
+    """whole_session: also all that it has started, in whatever process groups, unless that left the session."""
+    for pid in _session_of(child.process.pid) if whole_session else [child.process.pid]:
+        try:
+            os.kill(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            continue  # already gone
+
+
+def _session_of(leader: int) -> list[int]:
+    members = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == leader:
+                members.append(pid)
+        except (ProcessLookupError, PermissionError):
+            continue  # gone meanwhile, or another user's
+    return members
 
 
 def service_environment(local_gpus: list[int], on_cpu: bool) -> dict[str, str]:

@@ -24,17 +24,21 @@ class Restart:
 
 
 class Restarts:
-    """limits: how often a service may be started again, by its name. Names that are not there never are."""
+    """limits: how often in a row a service may be started again, by its name. Names that are not there never are."""
 
     def __init__(self, limits: Mapping[str, int], clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
         self._counts: dict[str, int] = {}
-        self._began: dict[str, float] = {}
+        self._ready: dict[str, float] = {}
 
-    def began(self, name: str) -> None:
-        """`name` has been started."""
-        self._began[name] = self._clock()
+    def ready(self, name: str) -> None:
+        """`name` has started and is ready: its life begins."""
+        self._ready[name] = self._clock()
+
+    def allows(self, name: str) -> bool:
+        """Whether `name` is one that may be started again at all."""
+        return self._limits.get(name, 0) > 0
 
     def after_death(self, name: str, exit_code: int) -> Restart | None:
         """What is to be done about the death of `name`; None: it is not started again.
@@ -42,7 +46,7 @@ class Restarts:
         One that could not even start the first time would not the second time either.
         """
         limit = self._limits.get(name, 0)
-        lived = self._clock() - self._began.get(name, self._clock())
+        lived = self._clock() - self._ready.pop(name, self._clock())
         count = 0 if lived >= FORGIVEN_AFTER else self._counts.get(name, 0)
         if count >= limit or (exit_code == FAILED_TO_START and name not in self._counts):
             return None

@@ -17,6 +17,7 @@ from meshy.ignitor.ending import Ending, count_restart, hear, say
 from meshy.ignitor.restarts import Restart, Restarts
 from meshy.observe.logs import last_traceback
 from meshy.service.readiness import await_ready
+from meshy.topology import Process
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +47,11 @@ class Watch:
 
     def __init__(self, seat: Seat, run: Run, children: Children, interrupts: Interrupts) -> None:
         self._seat, self._run, self._children, self._interrupts = seat, run, children, interrupts
-        self._restarts = Restarts(
-            {p.name: run.recipe.group(r.group).config.max_restarts for r in run.topology.replicas for p in r.processes},
-            clock=time.monotonic,
-        )
+        self._restarts = Restarts(restart_limits(run), clock=time.monotonic)
         self._due: list[tuple[float, Child]] = []
-        self._over = threading.Event()
+        self._over: dict[str, threading.Event] = {}
         for child in children.all:
-            self._restarts.began(child.name)
+            self._await_ready(child, "")
 
     def until_the_end(self) -> Ending:
         """Wait for the run's end: a child's exit here, a signal, or what another ignitor has said."""
@@ -62,7 +60,8 @@ class Watch:
                 self._start_what_is_due()
             return ending
         finally:
-            self._over.set()
+            for over in self._over.values():
+                over.set()
 
     def _next(self) -> Ending | None:
         wait = min([LISTEN_SECONDS, *(due - time.monotonic() for due, _ in self._due)])
@@ -78,6 +77,8 @@ class Watch:
 
     def _ending_of(self, child: Child) -> Ending | None:
         """What the exit of a child means for the run; None where it goes on."""
+        if over := self._over.pop(child.name, None):
+            over.set()
         group = child.name.partition(".")[0]
         code = child.process.returncode
         failed = code != 0 or group == QUEUE
@@ -111,13 +112,32 @@ class Watch:
         now = time.monotonic()
         for entry in [entry for entry in self._due if entry[0] <= now]:
             self._due.remove(entry)
-            child = self._children.replace(entry[1])
-            self._restarts.began(child.name)
-            threading.Thread(target=self._tell_when_ready, args=(child.name, now), daemon=True).start()
+            self._await_ready(self._children.replace(entry[1]), "is back")
 
-    def _tell_when_ready(self, name: str, since: float) -> None:
-        """A thread of its own: loading a model takes its time."""
-        process = next(process for process in self._run.topology.processes if process.name == name)
-        if await_ready([process], self._run.launch.run_id, self._over):
-            seconds = time.monotonic() - since
-            print(f"meshy: {name} is back after {seconds:.0f} s", file=sys.stderr, flush=True)
+    def _await_ready(self, child: Child, said: str) -> None:
+        """Note when a service that may be started again is ready, and say so; on a thread, for it may take long."""
+        process = next((p for p in self._run.topology.processes if p.name == child.name), None)
+        if process is None or not self._restarts.allows(child.name):
+            return
+        over = self._over[child.name] = threading.Event()
+        threading.Thread(target=self._tell_when_ready, args=(process, over, said), daemon=True).start()
+
+    def _tell_when_ready(self, process: Process, over: threading.Event, said: str) -> None:
+        started = time.monotonic()
+        if not await_ready([process], self._run.launch.run_id, over):
+            return
+        self._restarts.ready(process.name)
+        if said:
+            seconds = time.monotonic() - started
+            print(f"meshy: {process.name} {said} after {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def restart_limits(run: Run) -> dict[str, int]:
+    """How often each process may be started again. A replica of several processes is not: its others would go on with
+    a world in which the new one does not exist."""
+    return {
+        process.name: run.recipe.group(replica.group).config.max_restarts
+        for replica in run.topology.replicas
+        for process in replica.processes
+        if len(replica.processes) == 1
+    }

@@ -25,7 +25,7 @@ def test_waits_double_up_to_a_bound_and_end_with_the_limit() -> None:
     restarts = Restarts({"a": 8}, Clock())
     waits = []
     for number in range(1, 9):
-        restarts.began("a")
+        restarts.ready("a")
         restart = restarts.after_death("a", KILLED)
         assert restart is not None and restart.number == number
         waits.append(restart.wait)
@@ -38,13 +38,21 @@ def test_a_long_life_clears_the_count() -> None:
     clock = Clock()
     restarts = Restarts({"a": 1}, clock)
     for _ in range(3):
-        restarts.began("a")
+        restarts.ready("a")
         clock.now += FORGIVEN_AFTER
         restart = restarts.after_death("a", KILLED)
         assert restart is not None and (restart.number, restart.wait) == (1, 1.0)
-    restarts.began("a")
+    restarts.ready("a")
     clock.now += FORGIVEN_AFTER - 1
     assert restarts.after_death("a", KILLED) is None
+
+
+def test_only_the_time_of_being_ready_counts_as_life() -> None:
+    clock = Clock()
+    restarts = Restarts({"a": 1}, clock)
+    assert restarts.after_death("a", KILLED) is not None
+    clock.now += 2 * FORGIVEN_AFTER  # of loading, which fails
+    assert restarts.after_death("a", FAILED_TO_START) is None
 
 
 def test_one_without_a_policy_is_not_started_again() -> None:

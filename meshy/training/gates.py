@@ -1,12 +1,17 @@
-"""The gates that pace rollout: one row a weight version, written when every replica serves it."""
+"""The gates that pace rollout: one row a weight version, written when inference serves it."""
 
-import time
+import logging
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from meshy.columns import GEN_GATE
 from meshy.queue.errors import QueueTimeout
 from meshy.queue.sync import QueueClient
+
+log = logging.getLogger("meshy.training")
+
+TURN_SECONDS = 1.0  # of waiting for readers, then `meanwhile` has its turn
 
 
 class Gates:
@@ -39,14 +44,16 @@ class Gates:
         except QueueTimeout:
             return  # nobody has acknowledged one since
 
-    def clear_all(self) -> float:
-        """Waits until every gate is acknowledged, then clears them; returns the seconds waited."""
-        started = time.time()
+    def clear_all(self, meanwhile: Callable[[], None]) -> None:
+        """Waits until every gate is acknowledged, and clears them. meanwhile: called now and then."""
         while self.outstanding:
-            self._clear(timeout=None)
-        return time.time() - started
+            meanwhile()
+            try:
+                self._clear(TURN_SECONDS)
+            except QueueTimeout as timeout:
+                log.debug("%s", timeout)
 
-    def _clear(self, timeout: float | None) -> None:
+    def _clear(self, timeout: float) -> None:
         if not self.outstanding:
             return
         rows = self._queue.take(GEN_GATE, at_least=1, at_most=self.outstanding, timeout=timeout)

@@ -117,7 +117,7 @@ class TrainerService(SpmdService):
         while self.step < self.recipe.steps:
             ended = self._one_step(ended)
         self.doing = "waiting for the final evaluation"
-        self.gates.clear_all()
+        self.gates.clear_all(self.publishing.meanwhile)
         self._record_evaluations()
 
     def _one_step(self, started: float) -> float:

@@ -61,12 +61,13 @@ def test_fifty_versions_under_load(mode: str, model: Path, tmp_path: Path) -> No
 @pytest.mark.prove
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_in_flight_are_drained_first(mode: str, model: Path, tmp_path: Path) -> None:
-    """Only what slips in between the end of the drain and the pause is interrupted, and from disk nothing is."""
+    """From disk none is interrupted; else only those that waited for the drain to end and begin before the pause."""
     with stage(tmp_path, model, publish=mode, publish_in_flight="drain", verify_every=1) as on:
         load = publish_under_load(on, 10)
         assert on.trainer.end() == [0, 0]
-    cut = [asked.completion.versions for asked in load.asked if len(set(asked.completion.versions)) > 1]
-    assert not cut if mode == "disk" else len(cut) <= len(load.asked) // 4
+    spans = [len(set(asked.completion.versions)) for asked in load.asked]
+    assert max(spans) == 1 if mode == "disk" else max(spans) <= 2
+    assert sum(count == 2 for count in spans) <= 10 * load.in_flight
 
 
 @pytest.mark.prove
@@ -78,9 +79,9 @@ def test_a_replica_killed_in_the_middle_of_a_publish_is_brought_up_to_date(
     with stage(tmp_path, model, publish=mode, verify_every=1, weights_deadline=10.0, bucket_mb=1) as on:
         load = Load(on.urls)
         victim, other = on.servers
-        for version in range(1, 9):
+        for version in range(1, 7):
             on.trainer.tell("publish", version=version)
-            time.sleep(0.004 * version)  # at another point of the publish each time
+            time.sleep(0.015 * version)  # at another point of the publish each time
             victim.signal(signal.SIGKILL)
             said = on.trainer.answer()
             assert other.url in said["served"], said
@@ -88,10 +89,10 @@ def test_a_replica_killed_in_the_middle_of_a_publish_is_brought_up_to_date(
             on.trainer.order("after_gate", version=version)
             victim.start(model, 0)
             assert on.trainer.order("wait_until_all_serve", seconds=20) == {"behind": []}
-        said = on.trainer.order("publish", version=9)
+        said = on.trainer.order("publish", version=7)
         assert sorted(said["served"]) == sorted(on.urls)
-        load.require(9)
-        assert on.trainer.order("after_gate", version=9, last=True) == {"behind": []}  # compares checksums
+        load.require(7)
+        assert on.trainer.order("after_gate", version=7, last=True) == {"behind": []}  # compares checksums
         load.stop()
         load.check()
         assert on.trainer.end() == [0, 0]

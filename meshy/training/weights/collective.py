@@ -8,10 +8,13 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from meshy.generation import commands
-from meshy.generation.transport import Refused
-from meshy.generation.update_group import GroupError, UpdateGroup, join, serve_store
+from meshy.generation.transport import Refused, Unavailable
+from meshy.generation.update_group import GroupError, UpdateGroup, join, reach_store, serve_store
+from meshy.training.weights.background import in_thread
 from meshy.training.weights.bracket import Bracket
 from meshy.training.weights.buckets import Bucket, Halves
+
+GRACE = 2.0  # seconds for others to join after one has failed to
 
 
 class Collective:
@@ -66,8 +69,9 @@ class Collective:
             group.name,
             version,
         )
-        sent = asyncio.create_task(asyncio.to_thread(_broadcast, group, bucket.data, bracket.patience))
-        sent.add_done_callback(lambda task: group.close() if task.result() else None)  # nobody waits in vain for it
+        seconds = bracket.patience
+        sent = asyncio.create_task(in_thread(lambda: _broadcast(group, bucket.data, seconds)))
+        sent.add_done_callback(lambda task: group.close() if task.cancelled() or task.result() else None)
         answers = await asyncio.gather(*(self._told(bracket, url, order, group) for url in bracket.living))
         failures = {url: failure for url, failure in zip(bracket.living, answers, strict=True) if failure is not None}
         if failures:
@@ -83,39 +87,41 @@ class Collective:
         return failure
 
     async def _meet(self, bracket: Bracket) -> None:
-        """A new group of the living; a replica that cannot join is dropped, and there is no group then."""
+        """A new group of the living. A replica that cannot join is dropped, and there is no group then."""
         self._count += 1
-        name, members = f"weights-{self._count}", tuple(bracket.living)
-        firsts, size = {}, 1
+        members = tuple(bracket.living)
+        size = 1 + sum(self._ranks[url] for url in members)
+        meeting = _Meeting(
+            self._host, self._store.port, f"weights-{self._count}", size, self._backend, bracket.patience
+        )
+        mine = asyncio.create_task(meeting.join(0))
+        ranks: dict[str, range] = {}
+        invited: dict[asyncio.Task[Refused | Unavailable | None], str] = {}
+        first = 1
         for url in members:
-            firsts[url], size = size, size + self._ranks[url]
-        seconds = bracket.patience
-
-        async def joined(rank: int) -> UpdateGroup:
-            return await asyncio.to_thread(
-                join, self._store, rank=rank, world_size=size, name=name, backend=self._backend, timeout=seconds
+            ranks[url], first = range(first, first + self._ranks[url]), first + self._ranks[url]
+            invited[asyncio.create_task(bracket.one(url, meeting.invitation(ranks[url])))] = url
+        pending, failed = set(invited), False
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=GRACE if failed else None, return_when=asyncio.FIRST_COMPLETED
             )
-
-        async def invited(url: str) -> bool:
-            order = commands.join_group(
-                self._host, self._store.port, first_rank=firsts[url], world_size=size, group=name, backend=self._backend
-            )
-            if (failure := await bracket.one(url, order)) is None:
-                return True
-            bracket.drop(url, failure)
-            # The others wait for it. Somebody joins in its place, so that they come free at once.
-            places = range(firsts[url], firsts[url] + self._ranks[url])
-            for outcome in await asyncio.gather(*map(joined, places), return_exceptions=True):
-                if isinstance(outcome, UpdateGroup):
-                    outcome.close()
-            return False
-
-        joining = asyncio.create_task(joined(0))
-        came = await asyncio.gather(*map(invited, members))
+            if not done:  # they wait for one that is gone; they are asked again without it
+                break
+            for task in done:
+                if (failure := task.result()) is not None:
+                    failed = True
+                    bracket.drop(invited[task], failure)
+                    meeting.stand_in(ranks[invited[task]])
+        for task in pending:
+            task.cancel()
+        if failed:
+            mine.add_done_callback(_close)
+            return
         try:
-            self._group, self._members = await joining, members
+            self._group, self._members = await mine, members
         except GroupError as error:
-            for url in (url for url, there in zip(members, came, strict=True) if there):
+            for url in members:
                 bracket.drop(url, error)
 
     async def _leave(self, bracket: Bracket) -> None:
@@ -131,6 +137,48 @@ class Collective:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+class _Meeting:
+    """What whoever joins a new group must know. seconds: that it may take."""
+
+    def __init__(self, host: str, port: int, name: str, size: int, backend: str, seconds: float) -> None:
+        self._host, self._port, self._name, self._size = host, port, name, size
+        self._backend, self._seconds = backend, seconds
+        self._standing_in: set[asyncio.Task[UpdateGroup]] = set()
+
+    def invitation(self, ranks: range) -> commands.Command:
+        return commands.join_group(
+            self._host,
+            self._port,
+            first_rank=ranks.start,
+            world_size=self._size,
+            group=self._name,
+            backend=self._backend,
+        )
+
+    async def join(self, rank: int) -> UpdateGroup:
+        def call() -> UpdateGroup:
+            store = reach_store(self._host, self._port, self._size, self._seconds)  # one is for one thread at a time
+            return join(
+                store, rank=rank, world_size=self._size, name=self._name, backend=self._backend, timeout=self._seconds
+            )
+
+        return await in_thread(call)
+
+    def stand_in(self, ranks: range) -> None:
+        """Join in the place of a replica that will not come, for others wait until the group is complete."""
+        for rank in ranks:
+            task = asyncio.create_task(self.join(rank))
+            self._standing_in.add(task)
+            task.add_done_callback(_close)
+            task.add_done_callback(self._standing_in.discard)
+
+
+def _close(joined: asyncio.Task[UpdateGroup]) -> None:
+    """Of no use any more, if it came about at all."""
+    if not joined.cancelled() and joined.exception() is None:
+        joined.result().close()
 
 
 def _broadcast(group: UpdateGroup, data: Tensor, seconds: float) -> GroupError | None:

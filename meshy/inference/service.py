@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,9 +40,9 @@ class InferenceService(Service):
         config: InferenceConfig = self.config
         self.choice = choose(config, self.device.type == "cuda")
         self.log.info("engine: %s (%s)", self.choice.engine, self.choice.why)
-        folder, version = weights_at_start(self.context.folder, self.context.model_folder)
-        self.log.info("weight version %d, from %s", version, folder)
-        with self.gpu():
+        with self.gpu(), weights_at_start(self.context.folder, self.context.model_folder, self.context.name) as start:
+            folder, version = start
+            self.log.info("weight version %d, from %s", version, folder)
             if self.choice.engine == "sglang":
                 from meshy.inference.sglang.replica import SglangReplica
 
@@ -68,7 +72,25 @@ class InferenceService(Service):
         return self.engine.metrics() if self.engine is not None else {}
 
 
-def weights_at_start(folder: RunFolder, model_folder: Path) -> tuple[Path, int]:
-    """The newest weight version that lies whole in the run folder; without any, the initial model as version 0."""
-    versions = versions_in(folder.weights)
-    return (folder.weights_of(versions[-1]), versions[-1]) if versions else (model_folder, 0)
+@contextmanager
+def weights_at_start(run: RunFolder, model_folder: Path, name: str) -> Iterator[tuple[Path, int]]:
+    """The newest weight version that lies whole in the run folder; without any, the initial model as version 0.
+
+    The trainer deletes old versions, and loading may take minutes: meanwhile the files have a second name, of service
+    `name`.
+    """
+    held = run.weights / f".start-{name}"
+    while versions := versions_in(run.weights):
+        shutil.rmtree(held, ignore_errors=True)
+        held.mkdir()
+        try:
+            for file in run.weights_of(versions[-1]).iterdir():
+                os.link(file, held / file.name)
+        except FileNotFoundError:
+            continue  # it was deleted meanwhile, so there is a newer one
+        try:
+            yield held, versions[-1]
+        finally:
+            shutil.rmtree(held)
+        return
+    yield model_folder, 0

@@ -223,7 +223,7 @@ class RolloutService(Service):
             if versions != {expected}:
                 raise StaleTokens(
                     f"group {group.position} holds tokens written by weight versions {sorted(versions)}, but the gate "
-                    f"says {expected}: a gate must come after every replica of {self.config.inference!r} serves it"
+                    f"says {expected}: a gate must come after {self.config.inference!r} serves it"
                 )
 
     # What it is made of -----------------------------------------------------------------------------------------------

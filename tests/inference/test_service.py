@@ -52,12 +52,25 @@ def test_a_replica_begins_with_the_newest_weights_on_disk(tmp_path: Path):
     with replica_process(folder.path) as replica:
         replica.wait_ready(60)
         info = call(replica.url, "/model_info")[2]
-        assert info["weight_version"] == "12" and info["model_path"] == str(folder.weights_of(12))
+        assert info["weight_version"] == "12"
+        assert not list(folder.weights.glob(".start-*"))
 
 
 def test_without_weights_on_disk_the_initial_model_is_version_0(tmp_path: Path):
     folder = RunFolder(tmp_path / "run").make()
-    assert weights_at_start(folder, Path("model")) == (Path("model"), 0)
+    with weights_at_start(folder, Path("model"), "inference.0") as start:
+        assert start == (Path("model"), 0)
+
+
+def test_weights_at_start_outlive_their_version(tmp_path: Path):
+    """The trainer deletes old versions while a replica still loads one."""
+    folder = RunFolder(tmp_path / "run").make()
+    for version in (2, 3):
+        shutil.copytree("recipes/demo_model", folder.weights_of(version))
+    with weights_at_start(folder, Path("model"), "inference.0") as (path, version):
+        assert version == 3
+        shutil.rmtree(folder.weights_of(3))
+        assert (path / "model.safetensors").read_bytes() == Path("recipes/demo_model/model.safetensors").read_bytes()
 
 
 def test_a_server_whose_engine_dies_answers_500_and_ends_with_the_cause(folder: Path):

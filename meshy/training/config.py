@@ -40,8 +40,8 @@ class TrainerConfig(ServiceConfig):
         flight are interrupted and go on with the new weights ("retract"), or end first ("drain"). publish_dtype: of the
         published weights; "auto" takes what `publish_to` is told to compute in, or else what the initial model's
         config.json says. bucket_mb: MiB of memory through which weights stream (shm, collective), at least the largest
-        tensor. weights_deadline: seconds for a publish; a replica that hangs may use up half of what is left, then the
-        others go on without it, and it is brought up to date when it can be.
+        tensor. weights_deadline: seconds for a publish, until one replica serves the version at least; one that hangs
+        may use up half of what is left, then the others go on without it, and it is brought up to date when it can be.
         write_every: versions between two that are put on disk, whatever way weights travel, for replicas that restart;
         the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
         replica's checksums are compared with the trainer's; 0: never.
@@ -144,6 +144,11 @@ class TrainerConfig(ServiceConfig):
             (self.keep_weights >= 1, "keep_weights", self.keep_weights, "at least 1"),
             (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
             (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
+            (
+                self.weights_deadline < self.collective_timeout or self.collective_timeout <= 0,
+                "weights_deadline", self.weights_deadline,
+                f"less than collective_timeout ({self.collective_timeout}), for meanwhile the other ranks wait",
+            ),
             (
                 self.tokens_per_micro_batch is None or self.tokens_per_micro_batch >= recipe.context_length,
                 "tokens_per_micro_batch", self.tokens_per_micro_batch,

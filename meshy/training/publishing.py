@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from meshy.training.weights.shm import Shm
 from meshy.training.weights.verify import Verifier, differences, refuse
 
 log = logging.getLogger("meshy.training")
+
+
+LEAST_SECONDS = 1.0  # for an attempt with a replica that came at the last moment
 
 
 class NobodyServes(RuntimeError):
@@ -117,30 +120,34 @@ class Publishing:
     def publish(self, version: int) -> Published:
         """Have every replica serve the weights as they are now; one that fails is behind, and brought up to date later.
 
-        At least one serves them in the end: NobodyServes if none can within `weights_deadline` seconds more."""
+        At least one serves them in the end: NobodyServes if none can within `weights_deadline` seconds, all attempts
+        together. What is returned tells of the last attempt."""
         self._version = version
         if self._mode == "disk":
             self._staged = self._command(WriteWeights(version))
         if self._publisher is None:
             return Published("disk")
         self._publisher.end_watch()
-        published = self._give(self._urls)
-        end = time.monotonic() + self.config.weights_deadline
-        while not published.served:
-            there = self._publisher.wait_for_one(max(0.0, end - time.monotonic()))
+        watch, began = self._publisher.watch, time.monotonic()
+        end = began + self.config.weights_deadline
+        asked = tuple(watch.asked(version))
+        behind = {url: f"{url} failed to load {watch.failed_loads[url]} times in a row" for url in self._urls}
+        published = self._give(asked, self.config.weights_deadline)
+        while True:
+            behind |= published.behind
+            published.behind = {url: why for url, why in behind.items() if url not in published.served}
+            if published.served:
+                return published
+            left = end - time.monotonic()
+            there = self._publisher.wait_for_one(left) if left > 0 else []
             if not there:
-                why = "\n".join(f"  {reason}" for reason in published.behind.values())
-                raise NobodyServes(
-                    f"no inference replica serves weights v{version}, and none can be brought to it within "
-                    f"weights_deadline={self.config.weights_deadline:.0f} s:\n{why}"
-                )
-            again = self._give(tuple(there))
-            published.served, published.behind = again.served, {**published.behind, **again.behind}
-        return published
+                raise NobodyServes(_nobody(version, time.monotonic() - began, self.config.weights_deadline, behind))
+            published = self._give(tuple(there), max(LEAST_SECONDS, end - time.monotonic()))
 
-    def _give(self, urls: tuple[str, ...]) -> Published:
-        """The newest version to these replicas."""
+    def _give(self, urls: tuple[str, ...], seconds: float) -> Published:
+        """The newest version to these replicas, within so many seconds."""
         assert self._publisher is not None
+        self._publisher.deadline = seconds
         if self._mode != "disk":
             published: Published = self._command(StreamWeights(self._version, urls))
             return published
@@ -152,7 +159,7 @@ class Publishing:
         if self._publisher is None or not (late := self._publisher.watch.late(self._version)):
             return
         self._publisher.end_watch()
-        published = self._give(tuple(late))
+        published = self._give(tuple(late), self.config.weights_deadline)
         for url in published.served:
             log.info("%s is up to date again: it serves weights v%d", url, self._version)
         self._publisher.keep_watch(self._version)
@@ -176,3 +183,10 @@ class Publishing:
     def close(self) -> None:
         if self._publisher is not None:
             self._publisher.close()
+
+
+def _nobody(version: int, took: float, deadline: float, why: Mapping[str, str]) -> str:
+    over = took >= deadline
+    told = f"weights_deadline={deadline:.0f} s has passed" if over else "every one failed, more than once"
+    reasons = "\n".join(f"  {reason}" for reason in why.values())
+    return f"no inference replica serves weights v{version} after {took:.1f} s of trying ({told}):\n{reasons}"

@@ -51,6 +51,7 @@ def test_a_plain_recipe_has_no_fault():
         ({"publish_to": ("inferense",)}, "publish_to: no group 'inferense' serves a model.*inference"),
         ({"sampling": Sampling(top_p=0.9)}, "sampling: rows sampled with top_p"),
         ({"sampling": Sampling(temperature=0.0)}, "sampling.temperature: expected more than 0"),
+        ({"weights_deadline": 600.0}, r"weights_deadline: expected less than collective_timeout \(600"),
         ({"replicas": 2}, "replicas: expected 1 trainer"),
     ],
 )

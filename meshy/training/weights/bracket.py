@@ -19,17 +19,17 @@ TORN = -1  # the version of weights that are partly new: none that anybody asks 
 
 
 class Bracket:
-    """living: the replicas that take part. dropped: why each other one does not; refused: those of them that said no,
-    and so are there. deadline: seconds for the whole; one
-    answer may take half of what is left of it, so that one replica that hangs does not use up the others' time."""
+    """living: the replicas that take part. dropped: why each other one does not; absent: those of them that were not
+    there to begin with; refused: those that said no, and so are there. deadline: seconds for the whole; one answer may
+    take half of what is left of it, so that one replica that hangs does not use up the others' time."""
 
     def __init__(self, control: Control, replicas: Iterable[str], deadline: float) -> None:
         self.living = list(replicas)
         self.dropped: dict[str, str] = {}
+        self.absent: set[str] = set()
         self.refused: set[str] = set()
         self._control = control
         self._end = time.monotonic() + deadline
-        self._touched = False
 
     @property
     def patience(self) -> float:
@@ -54,7 +54,7 @@ class Bracket:
         if url in self.living:
             self.living.remove(url)
             self.dropped[url] = str(failure)
-            if isinstance(failure, Refused):
+            if isinstance(failure, Refused) and url not in self.absent:
                 self.refused.add(url)
             log.warning("a replica does not get the new weights now: %s", failure)
 
@@ -62,6 +62,7 @@ class Bracket:
         """Drops those of `out` that do not answer at once: they were not there before."""
         asked = [url for url in out if url in self.living]
         outcome = await self._control.give(dict.fromkeys(asked, commands.MODEL_INFO), PROBE_SECONDS, 0.0)
+        self.absent.update(outcome.failures)
         for url, failure in outcome.failures.items():
             self.drop(url, failure)
 
@@ -79,7 +80,6 @@ class Bracket:
                 self.drop(url, failure)
         await self.each(dict.fromkeys(again, commands.END_UPDATE))
         await self.each({url: commands.BEGIN_UPDATE for url in again if url in self.living})
-        self._touched = True
 
     async def end(self) -> None:
         await self.all(commands.END_UPDATE)
@@ -97,11 +97,12 @@ class Bracket:
         return served
 
     async def _disown(self) -> None:
-        """A replica that refused is there and would go on. If its weights may be partly new, it says so first: its
-        requests are aborted, and whoever asks it again sees a version that nobody wants. One that cannot be reached
-        stays paused, should it come back, until it is brought up to date."""
+        """A replica that refused is there and would go on. Its weights may be partly new, so it says so first: its
+        requests are aborted, and whoever asks it again sees a version that nobody wants. (SGLang's way back from a
+        folder that it could not load reads the new files again.) One that cannot be reached stays paused, should it
+        come back, until it is brought up to date."""
         for url in self.refused:
-            if self._touched and (failure := await self.one(url, commands.set_version(TORN))) is not None:
+            if (failure := await self.one(url, commands.set_version(TORN))) is not None:
                 log.warning("%s stays paused: its weights are partly new, and it cannot be told (%s)", url, failure)
             else:
                 await self.one(url, commands.CONTINUE)

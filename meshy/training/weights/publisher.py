@@ -62,12 +62,13 @@ class Published:
 
 
 class Publisher:
-    """drain: requests in flight end before a publish, instead of going on with the new weights. deadline: seconds for a
-    publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are streamed."""
+    """drain: requests in flight end before a publish, instead of going on with the new weights. deadline: seconds for the
+    next publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are streamed."""
 
     def __init__(self, urls: Sequence[str], *, drain: bool = False, deadline: float = 300.0) -> None:
         self.carrier: Carrier | None = None
-        self._drain, self._deadline = drain, deadline
+        self.deadline = deadline
+        self._drain = drain
         self._background = Background("publisher")
         self._transport = Transport()
         self._control = Control(urls, self._transport, deadline)
@@ -91,7 +92,7 @@ class Publisher:
         to give them to."""
         carrier = self.carrier
         assert carrier is not None
-        bracket = Bracket(self._control, urls, self._deadline)
+        bracket = Bracket(self._control, urls, self.deadline)
         report = Published(carrier.mode)
         began = time.monotonic()
         opening = self._background.start(self._open(carrier, bracket))
@@ -110,7 +111,7 @@ class Publisher:
 
     def from_folder(self, version: int, urls: Sequence[str], folder: Path) -> Published:
         """These replicas load a folder that they can read."""
-        bracket = Bracket(self._control, urls, self._deadline)
+        bracket = Bracket(self._control, urls, self.deadline)
         report = Published("disk", bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")))
         began = time.monotonic()
         self._background.run(self._find(bracket))
@@ -134,13 +135,16 @@ class Publisher:
 
     def _close(self, bracket: Bracket, version: int, report: Published, began: float) -> Published:
         said = self._background.run(bracket.close())
+        watch = self.watch
         for url in [*bracket.living, *bracket.dropped]:
-            self.watch.served[url] = said.get(url)
-            self.watch.refusals[url] += url in bracket.refused
+            watch.served[url] = said.get(url)
             if said.get(url) == version:
                 report.served.append(url)
-                self.watch.refusals[url] = 0
+                watch.unfinished.discard(url)
+                watch.failed_loads[url] = 0
             else:
+                watch.unfinished.add(url)
+                watch.failed_loads[url] += url not in bracket.absent
                 report.behind[url] = bracket.dropped.get(url, f"{url} says that it serves version {said.get(url)}")
         report.bracket = time.monotonic() - began - report.pause - report.transfer
         return report

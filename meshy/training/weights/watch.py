@@ -13,29 +13,38 @@ from meshy.generation.control import Control
 log = logging.getLogger("meshy.training.weights")
 
 LOOK_SECONDS = 2.0  # within which a replica that is well says which version it serves
-MOST_REFUSALS = 2  # in a row; after them a replica is not asked again before there are other weights to load
+MOST_FAILED_LOADS = 2  # in a row; after them a replica is not asked again before there are other weights to load
+SELDOM = 8  # of so many publishes, one goes to a replica that has failed over and over
 SHORTEST, LONGEST = 1.0, 5.0  # seconds between two looks: when somebody is behind at first, and when nobody is
 
 
 class Watch:
-    """served: the version that each replica said last, None for one that cannot be reached. refusals: how often in a
-    row it would not load new weights."""
+    """served: the version that each replica said last, None for one that cannot be reached. unfinished: those whose
+    last update did not come to its end; whatever they say, they may be paused. failed_loads: how often in a row each
+    was there and did not load new weights, because it refused or hung."""
 
     def __init__(self, control: Control) -> None:
         self.served: dict[str, int | None] = dict.fromkeys(control.urls, 0)
-        self.refusals: Counter[str] = Counter()
+        self.unfinished: set[str] = set()
+        self.failed_loads: Counter[str] = Counter()
         self._control = control
 
     def behind(self, version: int) -> list[str]:
         """Those that do not serve it, as far as is known."""
-        return [url for url, served in self.served.items() if served != version]
+        return [url for url, served in self.served.items() if served != version or url in self.unfinished]
 
     def late(self, version: int) -> list[str]:
-        """Those that are there and may load it, but serve another version."""
+        """Those that are there and may load it, but do not serve it."""
         return [url for url in self.behind(version) if self._may_load(url)]
 
     def _may_load(self, url: str) -> bool:
-        return self.served[url] is not None and self.refusals[url] < MOST_REFUSALS
+        return self.served[url] is not None and self.failed_loads[url] < MOST_FAILED_LOADS
+
+    def asked(self, version: int) -> list[str]:
+        """Those to which a publish goes: one that failed again and again, ever more seldom, for if it hangs, it costs
+        the others half of their deadline each time. Everybody, if nobody else is left."""
+        every = {url: min(SELDOM, 2 ** max(0, self.failed_loads[url] - 1)) for url in self.served}
+        return [url for url in self.served if version % every[url] == 0] or list(self.served)
 
     @property
     def out(self) -> list[str]:
@@ -45,6 +54,8 @@ class Watch:
         outcome = await self._control.give(dict.fromkeys(urls, commands.MODEL_INFO), LOOK_SECONDS, patience=0.0)
         for url in urls:
             self.served[url] = _version(outcome.answers[url], url) if url in outcome.answers else None
+            if url in outcome.failures:
+                del self.failed_loads[url]  # whoever answers there next is likely to be another process
 
     async def keep_looking(self, version: int) -> None:
         """Until it is cancelled: often while somebody is behind, and now and then at all, for a replica that died and
@@ -60,13 +71,13 @@ class Watch:
 
     async def wait_for_one(self, seconds: float) -> list[str]:
         """The replicas that can be reached and may load weights, as soon as there is one; none after so many seconds,
-        or when every one has refused too often."""
+        or when every one has failed too often."""
         end = time.monotonic() + seconds
         while True:
             await self.look(tuple(self.served))
             there = [url for url in self.served if self._may_load(url)]
-            refuse = all(self.refusals[url] >= MOST_REFUSALS for url in self.served)
-            if there or refuse or time.monotonic() > end:
+            failed = all(self.failed_loads[url] >= MOST_FAILED_LOADS for url in self.served)
+            if there or failed or time.monotonic() > end:
                 return there
             await asyncio.sleep(SHORTEST)
 

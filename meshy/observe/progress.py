@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from meshy.observe.jsonl import TailReader
 from meshy.observe.runfolder import RunFolder
-from meshy.observe.terminal import console, duration, mean, short
+from meshy.observe.terminal import console, duration, mean, short, tiny
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -90,7 +90,7 @@ class RunView:
         ]
         mismatch = row.get("mismatch_kl") or 0.0
         if mismatch >= TELLING_MISMATCH:
-            parts.append(f"mismatch KL {short(mismatch)}")
+            parts.append(f"mismatch KL {tiny(mismatch)}")
         return "  ".join(parts + ([f"queue {self.depth}"] if self.depth else []))
 
     def step_line(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TextIO
 from meshy.observe.advice import advice
 from meshy.observe.jsonl import read_jsonl
 from meshy.observe.runfolder import RunFolder, versions_in, write_json
-from meshy.observe.terminal import console, duration, mean, short
+from meshy.observe.terminal import console, duration, mean, short, tiny
 from meshy.observe.timeline import idle_share, read_timeline, steady_window
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def end_rows(folder: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, s
         ("wall time", duration(summary["wall_seconds"])),
         ("tokens/s", short(summary["tokens_per_second"])),
         ("no engine busy", f"{percent(summary['idle_share'])} of the time in steady steps"),
-        ("mismatch KL", f"{short(summary['mismatch_kl'])}   (inference against trainer, mean over all steps)"),
+        ("mismatch KL", f"{tiny(summary['mismatch_kl'])} nats a token   (inference against trainer, all steps)"),
         *[("restarts", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))][
             : len(summary["restarts"])
         ],

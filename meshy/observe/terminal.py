@@ -101,6 +101,11 @@ def short(number: float | None, digits: int = 3) -> str:
     return f"{number:.{max(decimals, 0)}f}"
 
 
+def tiny(number: float | None) -> str:
+    """`7.2e-14`, `-` for None: for what is far below 1."""
+    return "-" if number is None else f"{number:.1e}"
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of those that are not None; None when there are none."""
     numbers = [value for value in values if value is not None]

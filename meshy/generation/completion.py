@@ -82,6 +82,13 @@ def token_versions(meta: Mapping[str, Any], count: int, replica: str) -> list[in
     return versions
 
 
+def weight_version_of(info: object, replica: str) -> int:
+    """The version that a replica serves, from its answer to `/model_info`. Raises GenerationError, whatever came."""
+    if not isinstance(info, Mapping) or "weight_version" not in info:
+        raise GenerationError(f"{replica}/model_info does not tell the weight version, but says {str(info)[:300]!r}")
+    return version_number(info["weight_version"], replica)
+
+
 def version_number(version: object, replica: str) -> int:
     """Weight versions are counted, but the protocol carries any string."""
     try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from meshy.generation.completion import GenerationError, version_number
+from meshy.generation.completion import GenerationError, weight_version_of
 from meshy.generation.numbers import ReplicaNumbers
 from meshy.generation.rotation import Rotation, too_old
 from meshy.generation.transport import Refused, Transport, Unavailable
@@ -177,11 +177,9 @@ class Keeper:
         """The weight version that a replica says it serves. Raises Unavailable."""
         try:
             info = await self._transport.request("GET", url + "/model_info", None, ANSWER_SECONDS)
-            return version_number(info["weight_version"], url)
+            return weight_version_of(info, url)
         except (Refused, GenerationError) as error:
             raise Unavailable(str(error)) from error
-        except (KeyError, TypeError) as error:
-            raise Unavailable(f"{url}/model_info does not tell the weight version") from error
 
     def _interrupt(self, url: str, why: str, newer_than: int | None = None) -> None:
         """End requests at that replica, all or those that need weights newer than it has: they go elsewhere."""

@@ -9,7 +9,14 @@ import torch
 
 from meshy.generation.balance import KEYS_REMEMBERED, Balancer
 from meshy.generation.checksum import checksums, combined_checksum, tensor_checksum
-from meshy.generation.completion import Completion, GenerationError, check_tokens, read_answer, sampling_fields
+from meshy.generation.completion import (
+    Completion,
+    GenerationError,
+    check_tokens,
+    read_answer,
+    sampling_fields,
+    weight_version_of,
+)
 from meshy.generation.transport import message_of
 from meshy.recipe import Sampling
 
@@ -158,3 +165,10 @@ def test_checksums_are_of_values_and_not_of_layout():
 def test_error_messages_in_all_of_the_servers_shapes():
     assert message_of({"error": {"message": "m"}}) == message_of({"message": "m"}) == message_of({"detail": "m"}) == "m"
     assert message_of(" Flush cache failed.\n") == "Flush cache failed."
+
+
+@pytest.mark.parametrize("info", [None, "busy", [], {}, {"error": {"message": "no"}}, {"weight_version": "default"}])
+def test_whatever_does_not_tell_a_weight_version_is_one_kind_of_error(info):
+    assert weight_version_of({"weight_version": "12"}, "http://a") == 12
+    with pytest.raises(GenerationError, match="http://a"):
+        weight_version_of(info, "http://a")

@@ -25,6 +25,7 @@ class SglangReplica:
         self._config: InferenceConfig = service.config
         self.server = SglangServer(plan_of(service, python, folder, version))
         self._leads = self.server.plan.node == 0
+        self._complained = False
 
     def start(self) -> None:
         plan = self.server.plan
@@ -54,8 +55,13 @@ class SglangReplica:
     def _running(self) -> int:
         try:
             return int(self._loads()["running"])
-        except (OSError, TimeoutError, ValueError):
-            return 0  # it answers late, or is ending, which `wait_for_end` sees
+        except ValueError as error:
+            if not self._complained:
+                self._complained = True
+                self._service.log.warning("the timeline does not tell when SGLang works: %s", error)
+        except (OSError, TimeoutError):
+            pass  # it answers late, or is ending, which `wait_for_end` sees
+        return 0
 
     def close(self) -> None:
         self.server.close()
@@ -66,12 +72,11 @@ class SglangReplica:
         if not self._leads:
             return told
         try:
-            _, info = ask_json(plan.host, plan.port, "/model_info", ASK_DEADLINE)
-            loads = self._loads()
+            version, loads = self._version(), self._loads()
         except (OSError, TimeoutError, ValueError) as error:
             return told | {"server": f"does not answer ({type(error).__name__})"}
         return told | {
-            "weight_version": info["weight_version"],
+            "weight_version": version,
             "running": int(loads["running"]),
             "queued": int(loads["queued"]),
         }
@@ -80,16 +85,28 @@ class SglangReplica:
         if not self._leads:
             return {}
         try:
-            _, info = ask_json(self.server.plan.host, self.server.plan.port, "/model_info", ASK_DEADLINE)
-            loads = self._loads()
+            version, loads = self._version(), self._loads()
         except (OSError, TimeoutError, ValueError):
             return {}  # a scrape that finds nothing; the watch over the process tells of its end
-        version = str(info["weight_version"])
         return loads | {"weight_version": float(version) if version.isdecimal() else -1.0}
 
     def _loads(self) -> dict[str, float]:
-        """What `/v1/loads` says, over all dp engines. OSError, TimeoutError or ValueError where it does not answer."""
-        _, answer = ask_json(self.server.plan.host, self.server.plan.port, "/v1/loads", ASK_DEADLINE)
+        """What `/v1/loads` says, over all dp engines. OSError, TimeoutError or ValueError where it does not."""
+        return loads_of(*ask_json(self.server.plan.host, self.server.plan.port, "/v1/loads", ASK_DEADLINE))
+
+    def _version(self) -> str:
+        """The weight version that it serves. OSError, TimeoutError or ValueError where it does not say."""
+        status, info = ask_json(self.server.plan.host, self.server.plan.port, "/model_info", ASK_DEADLINE)
+        if status != 200 or not isinstance(info, dict) or "weight_version" not in info:
+            raise ValueError(f"/model_info answered {status} {str(info)[:300]!r}")
+        return str(info["weight_version"])
+
+
+def loads_of(status: int, answer: Any) -> dict[str, float]:
+    """The answer to `/v1/loads`, summed over dp engines. Raises ValueError for anything else."""
+    try:
+        if status != 200:
+            raise ValueError("not a success")
         loads = answer["loads"]
         return {
             "running": sum(load["num_running_reqs"] for load in loads),
@@ -98,6 +115,9 @@ class SglangReplica:
             "tokens_per_second": sum(load["gen_throughput"] for load in loads),
             "cache_hit_rate": sum(load["cache_hit_rate"] for load in loads) / max(1, len(loads)),
         }
+    except (KeyError, TypeError, ValueError) as error:
+        told = f"/v1/loads answered {status} {str(answer)[:300]!r}"
+        raise ValueError(f"{told}, which is not SGLang's ({type(error).__name__}: {error})") from error
 
 
 def plan_of(service: Service, python: Path, folder: Path, version: int) -> ServerPlan:

@@ -7,13 +7,14 @@ from typing import Any
 
 from meshy.generation import commands
 from meshy.generation.commands import Command
-from meshy.generation.completion import GenerationError, version_number
+from meshy.generation.completion import GenerationError, weight_version_of
 from meshy.generation.control import Control
 from meshy.generation.transport import Refused, Unavailable
 
 log = logging.getLogger("meshy.training.weights")
 
 PATIENCE = 1.0  # seconds for which a command is repeated to a replica that took part until now
+LEAST_PATIENCE = 0.5  # seconds for an answer, however late it is
 PROBE_SECONDS = 1.0  # within which a replica that was out answers if it is well
 TORN = -1  # the version of weights that are partly new: none that anybody asks for
 
@@ -34,7 +35,13 @@ class Bracket:
     @property
     def patience(self) -> float:
         """Seconds that the next answer may take."""
-        return max(0.5, (self._end - time.monotonic()) / 2)
+        return max(LEAST_PATIENCE, (self._end - time.monotonic()) / 2)
+
+    def expire(self) -> None:
+        """Nobody takes part any more, if the deadline has passed: buckets may be many, and each asks for patience."""
+        if time.monotonic() > self._end:
+            for url in list(self.living):
+                self.drop(url, Unavailable(f"{url} had not got all new weights within the deadline of a publish"))
 
     async def each(self, orders: Mapping[str, Command]) -> dict[str, Any]:
         """Each replica its own command; the answers of those that carried it out."""
@@ -46,9 +53,10 @@ class Bracket:
     async def all(self, order: Command) -> dict[str, Any]:
         return await self.each(dict.fromkeys(self.living, order))
 
-    async def one(self, url: str, order: Command) -> Refused | Unavailable | None:
-        """Tells one replica, which stays in whatever comes of it; returns what stood against it."""
-        return (await self._control.give({url: order}, self.patience, 0.0)).failures.get(url)
+    async def one(self, url: str, order: Command, seconds: float | None = None) -> Refused | Unavailable | None:
+        """Tells one replica, which stays in whatever comes of it; returns what stood against it. seconds: for its
+        answer (`patience`)."""
+        return (await self._control.give({url: order}, seconds or self.patience, 0.0)).failures.get(url)
 
     def drop(self, url: str, failure: Exception) -> None:
         if url in self.living:
@@ -90,7 +98,7 @@ class Bracket:
         served: dict[str, int] = {}
         for url, told in (await self.all(commands.MODEL_INFO)).items():
             try:
-                served[url] = version_number(told["weight_version"], url)
+                served[url] = weight_version_of(told, url)
             except GenerationError as error:
                 self.drop(url, error)
         await self._disown()

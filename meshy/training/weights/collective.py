@@ -15,6 +15,7 @@ from meshy.training.weights.bracket import Bracket
 from meshy.training.weights.buckets import Bucket, Halves
 
 GRACE = 2.0  # seconds for others to join after one has failed to
+LEAVE_SECONDS = 1.0  # within which a replica that is well has left a group
 
 
 class Collective:
@@ -125,13 +126,14 @@ class Collective:
                 bracket.drop(url, error)
 
     async def _leave(self, bracket: Bracket) -> None:
-        """No group any more; who still is in it is told, whatever becomes of that."""
+        """No group any more. Every member is told, whatever becomes of that: also those that take no part in this
+        bracket are well, perhaps, and would keep it."""
         if self._group is None:
             return
         group, self._group = self._group, None
         group.close()
-        still = [url for url in self._members if url in bracket.living]
-        await asyncio.gather(*(bracket.one(url, commands.leave_group(group.name)) for url in still))
+        order = commands.leave_group(group.name)
+        await asyncio.gather(*(bracket.one(url, order, LEAVE_SECONDS) for url in self._members))
 
     async def close(self) -> None:
         if self._group is not None:

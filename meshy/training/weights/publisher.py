@@ -62,8 +62,9 @@ class Published:
 
 
 class Publisher:
-    """drain: requests in flight end before a publish, instead of going on with the new weights. deadline: seconds for the
-    next publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are streamed."""
+    """drain: requests in flight end before a publish, instead of going on with the new weights. deadline: seconds for
+    the next publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are
+    streamed."""
 
     def __init__(self, urls: Sequence[str], *, drain: bool = False, deadline: float = 300.0) -> None:
         self.carrier: Carrier | None = None
@@ -102,6 +103,7 @@ class Publisher:
                 report.pause = time.monotonic() - began
             report.bytes += len(bucket.data)
             carrier.memory.free()  # buckets go out one after another; the next is filled while this one travels
+            bracket.expire()
             sending = self._background.start(carrier.send(bracket, bucket, version if bucket.last else None))
             carrier.memory.lend(sending.result)
         carrier.memory.free()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from meshy.generation import commands
-from meshy.generation.completion import GenerationError, version_number
+from meshy.generation.completion import GenerationError, weight_version_of
 from meshy.generation.control import Control
 
 log = logging.getLogger("meshy.training.weights")
@@ -82,9 +82,9 @@ class Watch:
             await asyncio.sleep(SHORTEST)
 
 
-def _version(info: dict, url: str) -> int | None:
+def _version(info: object, url: str) -> int | None:
     try:
-        return version_number(info["weight_version"], url)
+        return weight_version_of(info, url)
     except GenerationError as error:
         log.warning("%s", error)
         return None

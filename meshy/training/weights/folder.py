@@ -3,17 +3,16 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from meshy.observe.runfolder import versions_in
+from meshy.training.weights.shards import write_shards
 
-SHARD_BYTES = 4 << 30
 # What transformers and an inference engine need beside the tensors.
 COPIED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -43,11 +42,9 @@ def stage_weights(
     part.mkdir()
     index: dict[str, str] = {}
     total = 0
-    for number, shard in enumerate(_shards(tensors, dtype), start=1):
-        name = f"model-{number:05d}.safetensors"
-        save_file(shard, part / name, metadata={"format": "pt"})
-        index.update(dict.fromkeys(shard, name))
-        total += sum(tensor.nbytes for tensor in shard.values())
+    for shard in write_shards(part, tensors, dtype):
+        index.update(dict.fromkeys(shard.names, shard.path.name))
+        total += shard.size
     if len(set(index.values())) == 1:
         (part / "model-00001.safetensors").rename(part / "model.safetensors")
     else:
@@ -92,19 +89,6 @@ def dtype_of(source: Path, wanted: str) -> torch.dtype:
         config = json.loads((source / "config.json").read_text())
         wanted = config.get("dtype") or config.get("torch_dtype") or "float32"
     return getattr(torch, wanted)
-
-
-def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in tensors:
-        held = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
-        if shard and size + held.nbytes > SHARD_BYTES:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = held
-        size += held.nbytes
-    yield shard
 
 
 def _to_disk(folder: Path) -> None:

@@ -134,6 +134,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self._stop = False
+        self._news = threading.Condition()
         self._required = 0
         self._client: GenerationClient | None = None
         self._loop = asyncio.new_event_loop()
@@ -165,9 +166,19 @@ class Load:
                     prompt, Sampling(max_new_tokens=self.tokens), seed=chance.randrange(1 << 30)
                 )
             except Exception as error:  # noqa: BLE001  (whatever it is, the test shows it)
-                self.failures.append(error)
+                with self._news:
+                    self.failures.append(error)
+                    self._news.notify_all()
                 return
-            self.asked.append(Asked(required, self._required, done))
+            with self._news:
+                self.asked.append(Asked(required, self._required, done))
+                self._news.notify_all()
+
+    def wait_for_answers(self, count: int) -> None:
+        """Until so many more requests are answered, or one has failed."""
+        with self._news:
+            goal = len(self.asked) + count
+            assert self._news.wait_for(lambda: len(self.asked) >= goal or self.failures, DEADLINE), "no answers come"
 
     def stop(self) -> None:
         self._stop = True

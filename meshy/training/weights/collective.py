@@ -1,6 +1,7 @@
 """Weights by broadcast: the trainer's first rank and every rank of every replica in one process group."""
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 
 import torch
@@ -33,7 +34,7 @@ class Collective:
         self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._group: UpdateGroup | None = None
         self._members: tuple[str, ...] = ()
-        self._count = 0
+        self._life, self._count = secrets.token_hex(4), 0  # replicas may still know groups of a trainer before
 
     async def open(self, bracket: Bracket) -> None:
         """A group of exactly the living replicas: the one that is there, or a new one where others are in it."""
@@ -93,7 +94,7 @@ class Collective:
         members = tuple(bracket.living)
         size = 1 + sum(self._ranks[url] for url in members)
         meeting = _Meeting(
-            self._host, self._store.port, f"weights-{self._count}", size, self._backend, bracket.patience
+            self._host, self._store.port, f"weights-{self._life}-{self._count}", size, self._backend, bracket.patience
         )
         mine = asyncio.create_task(meeting.join(0))
         ranks: dict[str, range] = {}

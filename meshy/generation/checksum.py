@@ -9,10 +9,30 @@ import torch
 from torch import Tensor
 
 
+class CpuChecksum:
+    """First 16 hex digits of the SHA-256 of a tensor's bytes, row-major; what SGLang reports for a CPU tensor."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def update(self, raw: Tensor) -> None:
+        """raw: the bytes that follow, uint8 [bytes]."""
+        self._digest.update(raw.cpu().numpy().data)
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()[:16]
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """uint8 [bytes], row-major."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def tensor_checksum(tensor: Tensor) -> str:
-    """First 16 hex digits of the SHA-256 of the tensor's bytes, row-major; what SGLang reports for a CPU tensor."""
-    raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(raw.numpy().data).hexdigest()[:16]
+    """The CpuChecksum of a whole tensor."""
+    checksum = CpuChecksum()
+    checksum.update(bytes_of(tensor))
+    return checksum.hexdigest()
 
 
 def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

@@ -7,7 +7,6 @@ wrong = expected.compare(answer["ranks"])                                      #
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,28 +14,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from meshy.generation.checksum import CpuChecksum, bytes_of
 from meshy.generation.gpu_checksum import GpuChecksum
-from meshy.generation.layout import Layout, Place, place, shard
+from meshy.generation.layout import Layout, Place, place, second_name, shard
 
 
 class Checksum(Protocol):
     def update(self, raw: Tensor) -> None: ...
 
     def hexdigest(self) -> str: ...
-
-
-class CpuChecksum:
-    """The first 16 hex digits of the SHA-256."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def update(self, raw: Tensor) -> None:
-        """raw: uint8 [bytes]."""
-        self._digest.update(raw.cpu().numpy().data)
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()[:16]
 
 
 @dataclass(slots=True)
@@ -61,9 +47,9 @@ class ExpectedChecksums:
     @torch.no_grad()
     def add(self, name: str, tensor: Tensor) -> None:
         """One tensor of the checkpoint, whole, under its Hugging Face name."""
-        where = place(name, self._config) if self._layout.fused else self._as_it_is(name)
-        if where is None:
+        if second_name(name, self._config):
             return
+        where = place(name) if self._layout.fused else Place(name)
         whole = self._tensors.get(where.name)
         if whole is None:
             whole = _Whole([self._kind() for _ in range(self._layout.tp)], where.parts)
@@ -73,16 +59,12 @@ class ExpectedChecksums:
             self._take(whole, *whole.early.pop(whole.next))
             whole.next += 1
 
-    def _as_it_is(self, name: str) -> Place | None:
-        tied = name == "lm_head.weight" and self._config.get("tie_word_embeddings")
-        return None if tied else Place(name)
-
     def _take(self, whole: _Whole, tensor: Tensor, where: Place) -> None:
         for rank, checksum in enumerate(whole.ranks):
             mine, zeros = shard(tensor, where.cut, rank, self._layout.tp, self._config)
-            checksum.update(_bytes(mine))
+            checksum.update(bytes_of(mine))
             if zeros:
-                checksum.update(_bytes(tensor.new_zeros(zeros, *tensor.shape[1:])))
+                checksum.update(bytes_of(tensor.new_zeros(zeros, *tensor.shape[1:])))
 
     def of_rank(self, rank: int) -> dict[str, str]:
         """{tensor's name in the engine: checksum}, of those that have come whole."""
@@ -106,7 +88,3 @@ class ExpectedChecksums:
                 elif expected[name] != reported[name]:
                     wrong.append(f"{name}{at}")
         return wrong
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 # Whose tensors SGLang's models name and cut as `place` says. config.json's model_type.
 FUSED_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+EMBEDDED = "meshy-embedded"  # the version that the embedded engine tells in `/server_info`
 VOCAB_PADDING = 64  # SGLang's vocabularies are multiples of it
 MLP_PADDING_ON_CPU = 32  # for each rank
 
@@ -60,7 +61,7 @@ def layout_of(server: Mapping[str, Any], config: Mapping[str, Any], dtype: torch
 
     Raises UnknownLayout.
     """
-    fused = server.get("version") != "meshy-embedded"
+    fused = server.get("version") != EMBEDDED
     kind = str(server.get("dtype", "auto"))
     own = {"half": "float16", "float": "float32", "bfloat16": "bfloat16"}.get(kind, kind)
     if own != "auto":
@@ -92,10 +93,13 @@ def _refuse_padding(config: Mapping[str, Any], tp: int) -> None:
             raise UnknownLayout(f"on a CPU with tp={tp}, SGLang pads {name}={value} to a multiple of {multiple}")
 
 
-def place(name: str, config: Mapping[str, Any]) -> Place | None:
-    """Where SGLang keeps a checkpoint's tensor; None for the second name of a tied one."""
-    if name == "lm_head.weight" and config.get("tie_word_embeddings"):
-        return None
+def second_name(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether an engine keeps that tensor under another name already, because it is tied."""
+    return name == "lm_head.weight" and bool(config.get("tie_word_embeddings"))
+
+
+def place(name: str) -> Place:
+    """Where SGLang keeps a checkpoint's tensor."""
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return Place(name, cut="vocabulary")
     match = _LAYER.fullmatch(name)

@@ -120,13 +120,18 @@ def _session_of(leader: int) -> list[int]:
     return members
 
 
-def service_environment(local_gpus: list[int], on_cpu: bool) -> dict[str, str]:
-    """The environment of a child: torchrun's own variables taken out, only its GPUs visible, one thread on CPU."""
-    environment = {
+def without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without torchrun's own variables, by which a child would take itself for one of its ranks."""
+    return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.items()
         if name not in TORCHRUN_VARIABLES and not name.startswith(TORCHRUN_PREFIXES)
     }
+
+
+def service_environment(local_gpus: list[int], on_cpu: bool) -> dict[str, str]:
+    """The environment of a child: torchrun's own variables taken out, only its GPUs visible, one thread on CPU."""
+    environment = without_torchrun(os.environ)
     environment["PYTHONUNBUFFERED"] = "1"
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     if on_cpu:

@@ -11,7 +11,9 @@ from meshy.recipe import Recipe, ServiceConfig
 Engine = Literal["auto", "embedded", "sglang"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-_OF_SGLANG = ("python", "tp", "ep", "dp", "memory_fraction", "memory_saver", "quantization", "server_args")
+_OF_SGLANG = (
+    "python", "tp", "ep", "dp", "memory_fraction", "memory_saver", "quantization", "server_args", "startup_deadline",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
+from meshy.training.weights.choice import hindrance
 
 LIVE_GATES = 16
 """Gates that may wait for their readers at once."""
@@ -186,17 +187,10 @@ class TrainerConfig(ServiceConfig):
         ]
         ringed = {id for ring in recipe.rings for id, _ in ring.members}
         for id in self.publish_to:
-            dp = getattr(serving[id].config, "dp", 1) if id in serving else 1
-            if self.publish in ("shm", "collective") and dp > 1:
-                faults.append(
-                    f"publish: {self.publish!r} reaches one engine at each endpoint, but {id!r} has dp={dp}; use "
-                    "'disk' or 'auto'"
-                )
-            if self.publish == "collective" and id in ringed:
-                faults.append(
-                    f"publish: 'collective' cannot reach {id!r}, which shares GPUs in a ring and does not run while "
-                    "the trainer does; use 'disk', 'shm' or 'auto'"
-                )
+            target = serving[id].config if id in serving else None
+            dp, quantization = getattr(target, "dp", 1), getattr(target, "quantization", None)
+            if why := hindrance(self.publish, dp=dp, quantization=quantization, in_ring=id in ringed):
+                faults.append(f"publish: {self.publish!r} cannot be gone: {id!r} {why}")
         return faults
 
     def dtype_served(self, recipe: Recipe) -> str:

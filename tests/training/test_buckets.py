@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 
@@ -62,3 +64,19 @@ def test_memory_is_waited_for_only_while_somebody_reads_it():
 
 def test_no_tensors_make_no_bucket():
     assert buckets_of([], 128)[0] == []
+
+
+def test_a_segment_that_grows_is_given_back_before_there_is_a_larger_one():
+    segments: list[weakref.ref[torch.Tensor]] = []
+
+    def allocate(size: int) -> torch.Tensor:
+        assert all(segment() is None for segment in segments)
+        memory = torch.empty(size, dtype=torch.uint8)
+        segments.append(weakref.ref(memory))
+        return memory
+
+    halves = Halves(allocate, 128)
+    for bucket in fill([("small", torch.ones(8)), ("large", torch.ones(100))], torch.float32, halves.region):
+        halves.lend(lambda: None)
+        del bucket
+    assert len(segments) == 2

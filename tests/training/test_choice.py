@@ -32,6 +32,7 @@ def test_auto_follows_where_the_replicas_are(targets, mode):
         ("shm", [SPREAD], "inference.2 is on a, b"),
         ("collective", [SEVERAL], "inference.3 has dp=2"),
         ("collective", [RINGED], "inference.5 is in a ring"),
+        ("shm", [QUANTISED], "inference.4 has quantised weights"),
     ],
 )
 def test_a_way_that_cannot_be_gone_is_refused_by_name(wanted, targets, said):

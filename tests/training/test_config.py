@@ -71,3 +71,13 @@ def test_a_column_of_ones_own_is_waited_for():
     assert "bonus" in train.names
     assert any("bonus" in fault for fault in derive_contract(wanted.declarations())[1])  # nobody produces it
     assert dataclasses.replace(config, also_consumes=()).consumes(wanted) != config.consumes(wanted)
+
+
+@pytest.mark.parametrize("options", [{"quantization": "fp8"}, {"dp": 2}])
+@pytest.mark.parametrize("publish", ["shm", "collective", "disk", "auto"])
+def test_a_way_that_weights_cannot_go_is_refused_before_the_run(publish, options):
+    wanted = recipe(publish=publish)
+    serving = dataclasses.replace(wanted.groups[0], config=InferenceConfig(**options))
+    wanted = dataclasses.replace(wanted, groups=(serving, *wanted.groups[1:]))
+    found = [fault for fault in faults(wanted) if fault.startswith("publish:")]
+    assert len(found) == (publish in ("shm", "collective"))

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from meshy.generation.checksum import combined_checksum
+from meshy.generation.layout import EMBEDDED
 from meshy.inference.embedded.engine import Engine, Occupancy
-
-VERSION = "meshy-embedded"
 
 
 def model_info(engine: Engine, model_path: str, tokenizer_path: str) -> dict[str, Any]:
@@ -46,7 +45,7 @@ def server_info(engine: Engine, model_path: str, arguments: dict[str, Any]) -> d
         "tp_size": 1,
         "dp_size": 1,
         "status": "ready" if engine.failure is None else "failed",
-        "version": VERSION,
+        "version": EMBEDDED,
         "internal_states": [
             {
                 "generated_tokens": counters.generated_tokens,
@@ -105,7 +104,7 @@ def loads(engine: Engine, occupancy: Occupancy) -> dict[str, Any]:
     }
     return {
         "timestamp": datetime.fromtimestamp(now, UTC).isoformat(),
-        "version": VERSION,
+        "version": EMBEDDED,
         "accelerator": None,
         "num_accelerators": 1,
         "loads": [load],

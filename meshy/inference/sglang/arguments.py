@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshy.ignitor.children import without_torchrun
 from meshy.inference.model_config import ModelConfig
 
 VERSION = "0.5.23"
@@ -16,8 +17,6 @@ VERSION = "0.5.23"
 # for so many more, it serves episodes of exactly the length that the recipe names.
 CONTEXT_MARGIN = 6
 CPU_CACHE_BYTES = 4 << 30  # of keys and values: on a CPU the cache shares the memory with everything else
-TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
 
 # SGLang's arguments that Meshy sets itself, and what to set instead ("" where the run decides).
 RESERVED = {
@@ -141,11 +140,8 @@ def cpu_cache_tokens(plan: ServerPlan) -> int:
 
 def server_environment(plan: ServerPlan, environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """The service's own environment without what would mislead the server. scratch: where its sockets lie."""
-    clean = {
-        name: value
-        for name, value in environment.items()
-        if name not in (*TORCHRUN_VARIABLES, "MESHY_PARENT") and not name.startswith(TORCHRUN_PREFIXES)
-    }
+    clean = without_torchrun(environment)
+    clean.pop("MESHY_PARENT", None)
     clean |= {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}  # the model is a folder here
     if plan.context_length <= plan.model.context_length < plan.served_context:
         clean["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # the margin alone goes beyond what the model knows

@@ -52,7 +52,7 @@ def fill(
         start = -(-used // align) * align
         if entries and start + size > len(data):
             yield Bucket(tuple(entries), dtype, data[:used], last=False)
-            entries = []
+            entries, data = [], data[:0].clone()  # memory that grows can be given back first
         if not entries:
             data, start = region(size), 0
         _view(data, start, tuple(tensor.shape), dtype).copy_(tensor.detach())

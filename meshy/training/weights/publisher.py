@@ -106,6 +106,7 @@ class Publisher:
             bracket.expire()
             sending = self._background.start(carrier.send(bracket, bucket, version if bucket.last else None))
             carrier.memory.lend(sending.result)
+            del bucket, sending  # nothing holds a segment that is to grow
         carrier.memory.free()
         report.transfer = time.monotonic() - began - report.pause
         self._background.run(bracket.end())

@@ -22,6 +22,7 @@ class Shm:
         self._segment: SharedSegment | None = None
 
     def _allocate(self, size: int) -> Tensor:
+        self._segment = None  # a smaller one before; shared memory may have no room for both
         self._segment = SharedSegment(size)
         return self._segment.bytes
 

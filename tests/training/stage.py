@@ -227,9 +227,9 @@ def stage(folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] =
     servers = [Server(url) for url in topology.urls("inference")]
     trainer: Trainer | None = None
     try:
-        trainer = Trainer(folder, ranks)
         for server, served in zip(servers, models, strict=True):
             server.start(served, 0)
+        trainer = Trainer(folder, ranks)  # it waits for them no longer than its weights_deadline
         assert trainer.answer() == {"behind": []}
         yield Stage(folder, topology, servers, trainer)
     finally:

@@ -125,7 +125,7 @@ def test_a_replica_that_hangs_holds_the_gate_up_for_no_longer_than_the_deadline(
 
 @pytest.mark.prove
 def test_when_nobody_serves_the_trainer_waits_for_one_and_then_says_so(model: Path, tmp_path: Path) -> None:
-    with stage(tmp_path, model, publish="shm", weights_deadline=10.0) as on:
+    with stage(tmp_path, model, publish="shm", weights_deadline=16.0) as on:
         for server in on.servers:
             server.signal(signal.SIGKILL)
         on.trainer.tell("publish", version=1)

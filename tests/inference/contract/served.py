@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,13 @@ class Served:
 
     def flush(self) -> None:
         """Drop the cache, as soon as nothing runs: SGLang answers a request a moment before it is done with it."""
-        end = time.monotonic() + 20
-        while self.call("/flush_cache", method="POST") != (200, None, FLUSHED):
-            assert time.monotonic() < end, "still busy after 20 s"
+        _soon(lambda: self.call("/flush_cache", method="POST") == (200, None, FLUSHED))
+
+    def restore(self) -> None:
+        """The first weights as version 0, as soon as nothing runs: until then they would be refused, or loaded without
+        dropping the cache of others.
+        """
+        _soon(lambda: self.load(self.folder, "0")[0] == 200)
 
     def text_of(self, tokens: list[int]) -> str:
         """The text of these tokens. The model's vocabulary is larger than its tokenizer's, and for ids beyond that one
@@ -98,6 +103,12 @@ class Served:
         answer = self.ok("/weights_checker", {"action": "checksum"})
         assert answer["success"]
         return answer["ranks"][0]["checksums"]
+
+
+def _soon(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "still busy after 20 s"
 
 
 class Stream:

@@ -108,6 +108,12 @@ class PublishingRank(TrainerService):
         self.publishing.after_gate(version, last)
         self.say(behind=self.publishing.behind)
 
+    def spoil(self, version: int) -> None:
+        """The trainer's weights become others than it has published, and checksums are compared."""
+        assert self.publishing is not None
+        self.command(Change(version))
+        self.publishing.after_gate(version, last=True)
+
     def wait_until_all_serve(self, seconds: float) -> None:
         """What the trainer does while it waits for its batch."""
         assert self.publishing is not None

@@ -10,14 +10,16 @@ from meshy.rollout.config import RolloutConfig
 from meshy.training.config import TrainerConfig
 
 
-def recipe(sampling: Sampling | None = None, replicas: int = 1, **options) -> Recipe:
+def recipe(
+    sampling: Sampling | None = None, replicas: int = 1, inference: InferenceConfig | None = None, **options
+) -> Recipe:
     return Recipe(
         name="test",
         model="model",
         data="meshy.data.addition:addition",
         sampling=sampling or Sampling(),
         groups=(
-            ServiceGroup(id="inference", config=InferenceConfig(), gpus_per_replica=1),
+            ServiceGroup(id="inference", config=inference or InferenceConfig(), gpus_per_replica=1),
             ServiceGroup(
                 id="trainer",
                 config=TrainerConfig(**{"batch_size": 8, **options}),
@@ -48,6 +50,8 @@ def test_a_plain_recipe_has_no_fault():
         ({"aggregation": "seq-mean-token-sum-norm"}, "aggregation_constant: expected a positive number"),
         ({"dual_clip": 0.5}, "dual_clip: expected more than 1"),
         ({"betas": (0.9, 1.0)}, "betas"),
+        ({"write_every": 0}, "write_every: expected at least 1"),
+        ({"bucket_mb": 0}, "bucket_mb: expected at least 1"),
         ({"publish_to": ("inferense",)}, "publish_to: no group 'inferense' serves a model.*inference"),
         ({"sampling": Sampling(top_p=0.9)}, "sampling: rows sampled with top_p"),
         ({"sampling": Sampling(temperature=0.0)}, "sampling.temperature: expected more than 0"),
@@ -81,3 +85,12 @@ def test_a_way_that_weights_cannot_go_is_refused_before_the_run(publish, options
     wanted = dataclasses.replace(wanted, groups=(serving, *wanted.groups[1:]))
     found = [fault for fault in faults(wanted) if fault.startswith("publish:")]
     assert len(found) == (publish in ("shm", "collective"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "served", "dtype"),
+    [("auto", "auto", "auto"), ("auto", "bfloat16", "bfloat16"), ("float32", "bfloat16", "float32")],
+)
+def test_weights_are_published_in_what_inference_is_told_to_compute_in(wanted, served, dtype):
+    told = recipe(publish_dtype=wanted, inference=InferenceConfig(dtype=served))
+    assert told.group("trainer").config.dtype_served(told) == dtype

@@ -46,7 +46,11 @@ def test_versions_travel_each_way_under_load(model: Path, tmp_path: Path) -> Non
             load = publish_under_load(on, 3)
             assert any(len(set(asked.completion.versions)) > 1 for asked in load.asked), "no request was in flight"
             assert versions_in(tmp_path / "run" / "weights")[-1] == 3
-        assert on.trainer.end() == [0, 0]
+        on.trainer.tell("spoil", version=4)
+        assert all(process.wait(30) != 0 for process in on.trainer.processes)
+        said = on.trainer.log.read_text()
+    assert "replicas hold other weights than the trainer" in said
+    assert all(f"{url}: 25 tensors, lm_head.weight, model.embed_tokens.weight" in said for url in on.urls)
 
 
 @pytest.mark.prove

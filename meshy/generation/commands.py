@@ -25,7 +25,6 @@ LOADS = Command("/v1/loads", method="GET")
 HEALTH = Command("/health", method="GET")
 CHECKSUM = Command("/weights_checker", {"action": "checksum"})
 CONTINUE = Command("/continue_generation", {})
-FLUSH = Command("/flush_cache")
 BEGIN_UPDATE = Command("/begin_weight_update", {})
 END_UPDATE = Command("/end_weight_update", {})
 
@@ -34,14 +33,9 @@ def pause(mode: PauseMode) -> Command:
     return Command("/pause_generation", {"mode": mode})
 
 
-def update_from_disk(path: str | Path, version: int, *, flush_cache: bool = True, abort_all: bool = False) -> Command:
+def update_from_disk(path: str | Path, version: int) -> Command:
     """Load a model folder as weight `version`: at once when paused, else when the running requests have ended."""
-    body = {
-        "model_path": str(path),
-        "weight_version": str(version),
-        "flush_cache": flush_cache,
-        "abort_all_requests": abort_all,
-    }
+    body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True, "abort_all_requests": False}
     return Command("/update_weights_from_disk", body)
 
 
@@ -86,14 +80,6 @@ def update_from_broadcast(
 def set_version(version: int) -> Command:
     """Say that the weights are of another version; what is in flight is aborted."""
     return Command("/update_weight_version", {"new_version": str(version), "abort_all_requests": True})
-
-
-def release_memory(tags: Sequence[str]) -> Command:
-    return Command("/release_memory_occupation", {"tags": list(tags)})
-
-
-def resume_memory(tags: Sequence[str]) -> Command:
-    return Command("/resume_memory_occupation", {"tags": list(tags)})
 
 
 def _closing(version: int | None) -> dict[str, Any]:

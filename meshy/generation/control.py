@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from meshy.generation import commands
 from meshy.generation.commands import Command, PauseMode
-from meshy.generation.completion import version_number
 from meshy.generation.transport import Refused, Transport, Unavailable
 
 CONNECT_PATIENCE = 5.0  # seconds for which a command is repeated to a replica that cannot be reached
@@ -90,51 +88,8 @@ class Control:
     async def continue_(self) -> None:
         await self.everywhere(commands.CONTINUE)
 
-    async def flush(self) -> None:
-        """Drop prefix caches. Refused (ReplicaError) while requests run."""
-        await self.everywhere(commands.FLUSH)
-
-    async def update_weights_from_disk(
-        self, path: str | Path, version: int, *, flush_cache: bool = True, abort_all_requests: bool = False
-    ) -> None:
-        """Load a model folder as weight `version`: at once when paused, else when the running requests have ended."""
-        order = commands.update_from_disk(path, version, flush_cache=flush_cache, abort_all=abort_all_requests)
-        await self.everywhere(order)
-
-    async def publish_from_disk(self, path: str | Path, version: int, *, drain: bool = False) -> None:
-        """Bring all replicas to `version`. Running requests are retracted and go on with the new weights, or,
-        with `drain`, end first. Every replica goes on generating, also when another one has failed.
-        """
-        if drain:
-            await self.update_weights_from_disk(path, version)
-            return
-        try:
-            await self.pause("retract")
-            await self.update_weights_from_disk(path, version)
-        finally:
-            await self.continue_()
-
-    async def checksums(self) -> dict[str, dict[str, str]]:
-        """{url: {tensor name: checksum of the live tensor}}; see `meshy.generation.checksum`."""
-        answers = await self.everywhere(commands.CHECKSUM)
-        return {url: answer["ranks"][0]["checksums"] for url, answer in answers.items()}
-
     async def model_info(self) -> dict[str, dict[str, Any]]:
         return await self.everywhere(commands.MODEL_INFO)
-
-    async def versions(self) -> dict[str, int]:
-        """{url: weight version that it serves}."""
-        return {url: version_number(info["weight_version"], url) for url, info in (await self.model_info()).items()}
-
-    async def loads(self) -> dict[str, dict[str, Any]]:
-        """{url: its first `loads` entry: num_running_reqs, num_waiting_reqs, ...}."""
-        return {url: answer["loads"][0] for url, answer in (await self.everywhere(commands.LOADS)).items()}
-
-    async def release_memory(self, tags: Iterable[str] = ("kv_cache", "weights")) -> None:
-        await self.everywhere(commands.release_memory(tuple(tags)))
-
-    async def resume_memory(self, tags: Iterable[str] = ("kv_cache", "weights")) -> None:
-        await self.everywhere(commands.resume_memory(tuple(tags)))
 
     async def health(self) -> dict[str, str | None]:
         """{url: None if it is healthy, else what it says}; raises nothing."""

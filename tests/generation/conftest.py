@@ -39,11 +39,12 @@ def pristine(replicas: list[str], folders: tuple[Path, Path]) -> Iterator[list[s
     import asyncio
 
     from meshy.generation import GenerationClient
+    from tests.generation.orders import publish_from_disk
 
     yield replicas
 
     async def reset() -> None:
         async with GenerationClient(replicas) as client:
-            await client.publish_from_disk(folders[0], 0)
+            await publish_from_disk(client, folders[0], 0)
 
     asyncio.run(reset())

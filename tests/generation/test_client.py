@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from meshy.generation import GenerationClient, GenerationError, ReplicaError
+from meshy.generation import GenerationClient, GenerationError, ReplicaError, commands
 from meshy.generation.checksum import checksums
 from meshy.inference.embedded.weights import checkpoint_files
 from meshy.recipe import Sampling
+from tests.generation.orders import load_of, publish_from_disk, versions
 from tests.inference.models import VOCAB
 
 PROMPT = [11, 12, 13, 14]
@@ -30,7 +31,7 @@ def client_of(urls, **options):
 
 async def running(client, url, at_least=1):
     """Until the replica runs requests."""
-    while (await client.loads())[url]["num_running_reqs"] < at_least:
+    while (await load_of(client, url))["num_running_reqs"] < at_least:
         await asyncio.sleep(0.002)
 
 
@@ -46,9 +47,9 @@ def test_generate_and_ask(replicas, folders):
             assert {one.replica for one in done} == set(replicas) and all(one.parts == 1 for one in done)
             assert first.finish_reason == "length"
             assert await client.health() == dict.fromkeys(replicas)
-            assert await client.versions() == dict.fromkeys(replicas, 0)
-            sums = await client.checksums()
-            return sums
+            assert await versions(client) == dict.fromkeys(replicas, 0)
+            answers = await client.everywhere(commands.CHECKSUM)
+            return {url: answer["ranks"][0]["checksums"] for url, answer in answers.items()}
 
     from safetensors import safe_open
 
@@ -145,13 +146,13 @@ def test_new_weights_reach_all_replicas_and_requests_go_on(pristine, folders):
             jobs = [asyncio.create_task(client.generate(PROMPT, LONG, seed=seed)) for seed in range(8)]
             for url in pristine:
                 await running(client, url)
-            await client.publish_from_disk(folders[1], 1)
-            assert await client.versions() == dict.fromkeys(pristine, 1)
+            await publish_from_disk(client, folders[1], 1)
+            assert await versions(client) == dict.fromkeys(pristine, 1)
             done = await asyncio.gather(*jobs)
             for one in done:
                 assert one.versions == sorted(one.versions) and set(one.versions) <= {0, 1}
                 assert one.parts == 1 and len(one.tokens) == len(one.versions)
-            await client.publish_from_disk(folders[0], 2, drain=True)
+            await publish_from_disk(client, folders[0], 2, drain=True)
             assert set((await client.generate(PROMPT, Sampling(max_new_tokens=3))).versions) == {2}
 
     run(work)
@@ -185,7 +186,7 @@ def test_a_request_that_comes_during_a_pause_waits_for_its_end(pristine):
             await client.pause("retract")
             assert "503" in (await client.health())[url]
             job = asyncio.create_task(client.generate(PROMPT, Sampling(max_new_tokens=2)))
-            while not (await client.loads())[url]["queues"]["paused"]:
+            while not (await load_of(client, url))["queues"]["paused"]:
                 await asyncio.sleep(0.005)
             assert not job.done()
             await client.continue_()
@@ -200,12 +201,12 @@ def test_a_cancelled_request_gives_its_slot_back(replicas):
             (url,) = client.urls
             await client.pause("retract")
             job = asyncio.create_task(client.generate(PROMPT, LONG))
-            while not (await client.loads())[url]["queues"]["paused"]:
+            while not (await load_of(client, url))["queues"]["paused"]:
                 await asyncio.sleep(0.005)
             job.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await job
-            while (await client.loads())[url]["queues"]["paused"]:
+            while (await load_of(client, url))["queues"]["paused"]:
                 await asyncio.sleep(0.005)
             await client.continue_()
             assert client.balance.load == {url: 0}
@@ -241,8 +242,8 @@ def test_what_the_server_refuses_is_not_tried_again(replicas):
             with pytest.raises(GenerationError, match=r"answered 400.*maximum context length"):
                 await client.generate(PROMPT, Sampling(max_new_tokens=9999))
             with pytest.raises(ReplicaError, match="failed on 2 of 2") as caught:
-                await client.update_weights_from_disk("/nowhere", 5)
+                await client.everywhere(commands.update_from_disk("/nowhere", 5))
             assert caught.value.failures.keys() == set(replicas)
-            assert await client.versions() == dict.fromkeys(replicas, 0)
+            assert await versions(client) == dict.fromkeys(replicas, 0)
 
     run(work)

@@ -19,6 +19,7 @@ import pytest
 from meshy.generation import GenerationClient, GenerationError, ReplicaError, keeper
 from meshy.recipe import Sampling
 from tests.generation.conftest import OPTIONS
+from tests.generation.orders import load_of, publish_from_disk
 from tests.generation.test_client import LONG, PROMPT, client_of, run, running
 from tests.inference.models import serve
 
@@ -41,7 +42,7 @@ def start(client: GenerationClient, count: int, **options) -> list[asyncio.Task]
 async def load(url: str, folder: Path, version: int) -> None:
     """As the trainer does: its client is another one."""
     async with GenerationClient([url]) as trainer:
-        await trainer.publish_from_disk(folder, version)
+        await publish_from_disk(trainer, folder, version)
 
 
 @contextmanager
@@ -206,7 +207,7 @@ def test_what_newer_weights_began_is_not_continued_by_older_ones(pristine, own, 
             (job,) = start(client, 1)
             await running(client, newer)
             await trainer.pause("abort")
-            while not (await trainer.loads())[newer]["queues"]["paused"]:  # its second part
+            while not (await load_of(trainer, newer))["queues"]["paused"]:  # its second part
                 await asyncio.sleep(0.005)
             process.kill()
             await until(lambda: client.rotation.is_out(older))

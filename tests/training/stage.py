@@ -230,7 +230,7 @@ def stage(folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] =
         for server, served in zip(servers, models, strict=True):
             server.start(served, 0)
         trainer = Trainer(folder, ranks)  # it waits for them no longer than its weights_deadline
-        assert trainer.answer() == {"behind": []}
+        assert trainer.answer(2 * DEADLINE) == {"behind": []}
         yield Stage(folder, topology, servers, trainer)
     finally:
         if trainer is not None:

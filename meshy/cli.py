@@ -91,6 +91,7 @@ def show_topology(recipe: Recipe, topology: Topology) -> None:
         f"{topology.capacity_rows} rows ({per_partition})"
     )
     console.print(f"digest {topology.digest[:16]}")
+    console.print("files, data, rewards and engines are not looked at here, but when a run starts")
 
 
 def _ranges(ranks: tuple[int, ...]) -> str:

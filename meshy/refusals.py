@@ -10,6 +10,7 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from meshy.importing import ImportPathError, nearest, path_of
@@ -63,6 +64,8 @@ def type_name(hint: Any) -> str:
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return " | ".join(repr(a) for a in arguments)
+    if typing.get_origin(hint) is Mapping:
+        return 'a JSON object such as {"name": 1}'
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " | ".join(type_name(a) for a in arguments)
     return getattr(hint, "__name__", str(hint)) if not arguments else str(hint).replace("typing.", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from meshy.observe.summary import Failure, build_summary, print_end
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
+TROUBLE_SECONDS = 5.0
+SINCE = re.compile(r" \(for \d+ s\)")  # what changes although nothing has happened
 
 
 class Story:
@@ -63,7 +66,7 @@ class Story:
         print_end(self._run.folder, summary)
 
     def _look(self) -> None:
-        """Ask each service how it is until all are ready."""
+        """Ask each service how it is: often until all are ready, then now and then for what troubles it."""
         controller = self._run.topology.controller
         waiting = {"queue": (controller.host, controller.ports[3])}
         waiting |= {process.name: (process.host, process.admin_port) for process in self._run.topology.processes}
@@ -74,6 +77,19 @@ class Story:
                 if state == "ready":
                     del waiting[name]
             self._over.wait(LOOK_SECONDS)
+        told: dict[str, str] = {}
+        while not self._over.wait(TROUBLE_SECONDS):
+            self._tell_trouble(told)
+
+    def _tell_trouble(self, told: dict[str, str]) -> None:
+        """A line for each replica whose leader says something else of itself than the last time."""
+        for replica in self._run.topology.replicas:
+            health = ask(replica.host, replica.leader.admin_port, "/health")
+            detail = str(health.get("detail") or "") if health.get("state") == "ready" else ""
+            what = SINCE.sub("", detail)
+            if what != told.get(replica.name, ""):
+                told[replica.name] = what
+                self._progress.note(f"{replica.name}: {detail or 'all is well again'}")
 
     def _queue_depth(self) -> str | None:
         controller = self._run.topology.controller

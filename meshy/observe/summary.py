@@ -138,9 +138,6 @@ def end_rows(folder: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, s
         ("tokens/s", short(summary["tokens_per_second"])),
         ("no engine busy", f"{percent(summary['idle_share'])} of the time in steady steps"),
         ("mismatch KL", f"{tiny(summary['mismatch_kl'])} nats a token   (inference against trainer, all steps)"),
-        *[("restarts", ", ".join(f"{name} {n}x" for name, n in summary["restarts"].items()))][
-            : len(summary["restarts"])
-        ],
         ("weights", summary["weights"] or "-"),
         ("run folder", str(folder.path)),
     ]

@@ -33,15 +33,20 @@ class NobodyServes(RuntimeError):
 class Publishing:
     """One in the trainer's first rank. command: has every rank execute a command, this one with `take`.
 
-    dtype: of the published weights.
+    dtype: of weights that are streamed; stored: of those that are put on disk, of which one run keeps no others.
     """
 
     def __init__(
-        self, context: Context, command: Callable[[Any], Any], dtype: torch.dtype, device: torch.device
+        self,
+        context: Context,
+        command: Callable[[Any], Any],
+        dtype: torch.dtype,
+        stored: torch.dtype,
+        device: torch.device,
     ) -> None:
         assert isinstance(context.group.config, TrainerConfig)
         self.config = context.group.config
-        self.context, self.dtype, self.device = context, dtype, device
+        self.context, self.dtype, self.stored, self.device = context, dtype, stored, device
         self._command = command
         self._replicas = [r for id in self.config.publish_to for r in context.topology.replicas_of(id)]
         self._urls = tuple(replica.url for replica in self._replicas)
@@ -99,7 +104,7 @@ class Publishing:
         match command:
             case WriteWeights():
                 folder = self.context.folder.weights_of(command.version)
-                return stage_weights(folder, tensors, self.context.model_folder, self.dtype)
+                return stage_weights(folder, tensors, self.context.model_folder, self.stored)
             case StreamWeights():
                 assert self._publisher is not None
                 return self._publisher.stream(command.version, command.urls, tensors, self.dtype)

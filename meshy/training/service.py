@@ -61,8 +61,11 @@ class TrainerService(SpmdService):
             columns=self.extra,
         )
         if self.rank == 0:
-            dtype = dtype_of(self.context.model_folder, config.dtype_served(recipe))
-            self.publishing = Publishing(self.context, self.command, dtype, self.learner.engine.device)
+            served, stored = (
+                dtype_of(self.context.model_folder, dtype)
+                for dtype in (config.dtype_served(recipe), config.publish_dtype)
+            )
+            self.publishing = Publishing(self.context, self.command, served, stored, self.learner.engine.device)
         _ = self.queue  # connect before anybody waits for us
 
     def execute(self, command: Any) -> Any:

@@ -23,14 +23,14 @@ def scheduler_of(run: Launched) -> psutil.Process:
 
 
 @pytest.mark.sglang
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_outlives_its_only_sglang_server(tmp_path: Path) -> None:
     """Killed in the middle of generation: the server is started again on the current weights, and nothing is lost."""
     small = ("steps=4", "trainer.batch_size=32", "rollout.eval_prompts=16", "trainer.verify_every=1")
     with launched(tmp_path / "run", ENGINE, *small, recipe=RECIPE, slots=2) as run:
-        run.wait_for_line("step 2/4", deadline=180)
+        run.wait_for_line("step 2/4", deadline=240)
         scheduler_of(run).kill()
-        run.wait_for_line("inference.0 is back after", deadline=120)
+        run.wait_for_line("inference.0 is back after", deadline=240)
         assert run.wait(120) == 0, run.output
         assert run.left_after(10) == []
     folder = RunFolder(run.run_dir)

@@ -67,7 +67,7 @@ class PublishingRank(TrainerService):
         engine = TitanEngine(EngineConfig(model=self.context.model_folder, max_seq_len=128))
         self.learner = SimpleNamespace(engine=engine)
         if self.rank == 0:
-            self.publishing = Publishing(self.context, self.command, torch.float32, engine.device)
+            self.publishing = Publishing(self.context, self.command, torch.float32, torch.float32, engine.device)
 
     def execute(self, command: Any) -> Any:
         if not isinstance(command, Change):
@@ -90,7 +90,7 @@ class PublishingRank(TrainerService):
         self.publishing.close()
         config = dataclasses.replace(self.config, **options)
         context = dataclasses.replace(self.context, group=dataclasses.replace(self.context.group, config=config))
-        self.publishing = Publishing(context, self.command, torch.float32, self.learner.engine.device)
+        self.publishing = Publishing(context, self.command, torch.float32, torch.float32, self.learner.engine.device)
         self.publishing.start()
         self.say(behind=self.publishing.behind)
 

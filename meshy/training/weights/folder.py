@@ -53,7 +53,17 @@ def stage_weights(
     for name in COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, part / name)
+    if dtype is not None:
+        _name_dtype(part / "config.json", str(dtype).removeprefix("torch."))
     return part
+
+
+def _name_dtype(config_file: Path, dtype: str) -> None:
+    """Has config.json say what the tensors are."""
+    config = json.loads(config_file.read_text())
+    said = "torch_dtype" if "torch_dtype" in config else "dtype"
+    if config.get(said) != dtype:
+        config_file.write_text(json.dumps({**config, said: dtype}, indent=2))
 
 
 def settle_weights(part: Path) -> None:

@@ -41,8 +41,9 @@ class TrainerConfig(ServiceConfig):
         flight are interrupted and go on with the new weights ("retract"), or end first ("drain"). publish_dtype: of the
         weights that leave the trainer; "auto" keeps on disk what the initial model's config.json says, and streams what
         `publish_to` is told to compute in. bucket_mb: MiB of memory through which weights stream (shm, collective), at
-        least the largest tensor. weights_deadline: seconds for a publish, until one replica serves the version at least;
-        one that hangs may use up half of what is left, then the others go on without it, and it is brought up to date when it can be.
+        least the largest tensor. weights_deadline: seconds for a publish, until one replica serves the version; one
+        that hangs may use up half of what is left, then the others go on without it, and it is brought up to date when
+        it can be.
         write_every: versions between two that are put on disk, whatever way weights travel, for replicas that restart;
         the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
         replica's checksums are compared with the trainer's; 0: never.

@@ -63,15 +63,22 @@ def leave_group(group: str) -> Command:
 
 
 def update_from_broadcast(
-    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], group: str, version: int | None
+    names: Sequence[str],
+    dtypes: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    group: str,
+    version: int | None,
+    *,
+    packed: bool,
 ) -> Command:
-    """Take part in one broadcast of uint8, the bytes of these tensors one after another, and load it."""
+    """Take part in a broadcast of each of these tensors, and load them. packed: in one broadcast of uint8 instead, of
+    their bytes one after another."""
     body = {
         "names": list(names),
         "dtypes": list(dtypes),
         "shapes": [list(shape) for shape in shapes],
         "group_name": group,
-        "load_format": "flattened_bucket",
+        "load_format": "flattened_bucket" if packed else None,
         **_closing(version),
     }
     return Command("/update_weights_from_distributed", body)

@@ -1,6 +1,6 @@
 """Time and memory of a publish: a random model of 500 MB to two embedded replicas, warm, as ratios within one run.
 
-    python scripts/bench/publish.py [--megabytes 500] [--repeat 5] [--bucket-mb 64]
+    python scripts/bench/publish.py [--megabytes 500] [--repeat 7] [--bucket-mb 64]
 
   shm          shared memory / one copy of the same bytes, warm                          at most 5
   collective   broadcast to the replicas / a bare gloo broadcast of the same bytes       at most 1.5
@@ -12,8 +12,10 @@ The publishing process holds the weights whole, as one trainer rank would; the l
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -88,44 +90,52 @@ class Peak:
         self._thread.join()
 
 
-def bare_receiver(port: int, rank: int, size: int, repeat: int) -> None:
+class Receivers:
+    """Two processes that receive a bare gloo broadcast of `size` bytes, again and again."""
+
+    def __init__(self, size: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            port = held.getsockname()[1]
+        command = [sys.executable, __file__, "--receiver", str(port), str(size)]
+        self._processes = [subprocess.Popen([*command, str(rank)], env=ENVIRONMENT) for rank in (1, 2)]
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=3)
+        self._go = torch.ones(1)
+        self._data = torch.ones(size, dtype=torch.uint8)
+
+    def broadcast(self) -> float:
+        """Seconds until all bytes have gone out."""
+        import torch.distributed as dist
+
+        dist.broadcast(self._go, 0)
+        dist.barrier()
+        return timed(lambda: dist.broadcast(self._data, 0))
+
+    def end(self) -> None:
+        import torch.distributed as dist
+
+        dist.broadcast(self._go.zero_(), 0)
+        for process in self._processes:
+            process.wait(60)
+        dist.destroy_process_group()
+
+
+def receive(port: int, size: int, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
-    data = torch.zeros(size, dtype=torch.uint8)
-    for _ in range(repeat):
+    go, data = torch.ones(1), torch.zeros(size, dtype=torch.uint8)
+    while True:
+        dist.broadcast(go, 0)
+        if not go.item():
+            break
         dist.barrier()
         dist.broadcast(data, 0)
-    dist.barrier()
     dist.destroy_process_group()
-
-
-def bare_broadcast(size: int, repeat: int) -> list[float]:
-    """Seconds of a gloo broadcast of so many bytes to two processes, until they have them."""
-    import socket
-
-    import torch
-    import torch.distributed as dist
-
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    arguments = [sys.executable, __file__, "--receiver", str(port)]
-    receivers = [subprocess.Popen([*arguments, str(rank), str(size), str(repeat)], env=ENVIRONMENT) for rank in (1, 2)]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=3)
-    data = torch.ones(size, dtype=torch.uint8)
-    seconds = []
-    for _ in range(repeat):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.broadcast(data, 0)
-        seconds.append(time.perf_counter() - began)
-    dist.barrier()
-    dist.destroy_process_group()
-    for receiver in receivers:
-        receiver.wait(60)
-    return seconds
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -135,46 +145,55 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def measure(folder: Path, repeat: int, bucket: int) -> dict[str, float]:
+    """Memory at first, then the times of everything in turn, so that the machine's moods meet all alike."""
     import torch
     from safetensors.torch import load_file
 
     from meshy.training.weights.collective import Collective
-    from meshy.training.weights.publisher import Published, Publisher
+    from meshy.training.weights.publisher import Publisher
     from meshy.training.weights.shm import Shm
 
     torch.set_num_threads(1)
     weights = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
     size = sum(tensor.nbytes for tensor in weights.values())
-    flat, target = torch.zeros(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
-    copies = [timed(lambda: target.copy_(flat)) for _ in range(repeat + 2)][2:]
-    del flat, target
-    result = {"megabytes": size / 1e6, "copy/ms": 1e3 * statistics.median(copies)}
-    broadcasts = bare_broadcast(size, repeat + 1)[1:]
-    result["broadcast/ms"] = 1e3 * statistics.median(broadcasts)
+    versions = itertools.count(1)
+    result = {"megabytes": size / 1e6}
     with servers(folder, 2) as urls:
-        version = 0
-        ranks = dict.fromkeys(urls, 1)
-        carriers = {
-            "shm": lambda: Shm(ranks, bucket),
-            "collective": lambda: Collective("127.0.0.1", 0, ranks, bucket, torch.device("cpu")),
-        }
         publisher = Publisher(urls, deadline=120)
         publisher.start(60)
-        for mode, carrier in carriers.items():
-            publisher.carrier = carrier()
-            seconds: list[float] = []
+        ranks = dict.fromkeys(urls, 1)
+        carriers = {
+            "shm": Shm(ranks, bucket),
+            "collective": Collective("127.0.0.1", 0, ranks, bucket, torch.device("cpu")),
+        }
+
+        def publish(mode: str) -> None:
+            publisher.carrier = carriers[mode]
+            published = publisher.stream(next(versions), urls, weights.items(), torch.float32)
+            if len(published.served) != len(urls):
+                raise RuntimeError(f"not published: {published.behind}")
+
+        for mode in carriers:
             before = resident()
             with Peak() as peak:
-                for _ in range(repeat + 1):
-                    version += 1
-                    began = time.perf_counter()
-                    published: Published = publisher.stream(version, urls, weights.items(), torch.float32)
-                    seconds.append(time.perf_counter() - began)
-                    if len(published.served) != 2:
-                        raise RuntimeError(f"not published: {published.behind}")
-            result[f"{mode}/ms"] = 1e3 * statistics.median(seconds[1:])
+                publish(mode)
+                publish(mode)
             result[f"{mode}/memory"] = (peak.bytes - before) / bucket
+        flat, target = torch.zeros(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+        receivers = Receivers(size)
+        contestants: dict[str, Callable[[], float]] = {
+            "copy": lambda: timed(lambda: target.copy_(flat)),
+            "shm": lambda: timed(lambda: publish("shm")),
+            "broadcast": receivers.broadcast,
+            "collective": lambda: timed(lambda: publish("collective")),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(repeat + 1):
+            for name, contestant in contestants.items():
+                seconds[name].append(contestant())
+        receivers.end()
         publisher.close()
+    result |= {f"{name}/ms": 1e3 * statistics.median(taken[1:]) for name, taken in seconds.items()}
     result["shm/over_copy"] = result["shm/ms"] / result["copy/ms"]
     result["collective/over_broadcast"] = result["collective/ms"] / result["broadcast/ms"]
     return {name: round(value, 3) for name, value in result.items()}
@@ -183,12 +202,12 @@ def measure(folder: Path, repeat: int, bucket: int) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--bucket-mb", type=int, default=64)
-    parser.add_argument("--receiver", type=int, nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--receiver", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.receiver:
-        bare_receiver(*options.receiver)
+        receive(*options.receiver)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch), options.megabytes)

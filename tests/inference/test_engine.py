@@ -166,7 +166,7 @@ def test_released_memory_comes_back_bit_for_bit(bench, folder):
         refused.result(10)
     paused.result(10)
     bench.engine.release({"weights", "kv_cache"}).result(10)
-    assert runner.weight_bytes == 0 and runner.cache.bytes == 0
+    assert runner.weights.bytes == 0 and runner.cache.bytes == 0
     bench.engine.resume().result(10)  # it still cannot run
     assert not bench.ended[one.rid].is_set()
     bench.engine.call(lambda: runner.resume({"weights"})).result(10)

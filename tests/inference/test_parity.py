@@ -126,7 +126,7 @@ def test_the_fused_attention_of_gpus_equals_the_exact_one():
 
 def test_a_lower_precision_serves_and_takes_full_precision_weights(folder, model_folders):
     runner = ModelRunner(folder, device=torch.device("cpu"), dtype=torch.bfloat16, slots=4, context_length=CONTEXT)
-    runner.load_weights(model_folders["other"])
+    runner.weights.load_folder(model_folders["other"])
     assert {tensor.dtype for tensor in runner.model.parameters()} == {torch.bfloat16}
     done: list[Request] = []
     ended = threading.Event()

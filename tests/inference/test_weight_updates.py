@@ -95,12 +95,11 @@ def expect(url: str, folder: Path, named: Named) -> list[str]:
     return expected.compare(call(url, "/weights_checker", {"action": "checksum"})[2]["ranks"])
 
 
-def by_broadcast(named: Named, group: str, version: int | None = None, *, flattened: bool = True) -> Command:
+def by_broadcast(named: Named, group: str, version: int | None = None, *, packed: bool = True) -> Command:
     names, dtypes, shapes = zip(
         *((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in named), strict=True
     )
-    command = commands.update_from_broadcast(names, dtypes, shapes, group, version)
-    return command if flattened else Command(command.path, {**command.body, "load_format": None})
+    return commands.update_from_broadcast(names, dtypes, shapes, group, version, packed=packed)
 
 
 @contextmanager
@@ -121,12 +120,34 @@ def joined(url: str, name: str) -> Iterator[UpdateGroup]:
 def test_each_tensor_can_come_by_a_broadcast_of_its_own(url, folder, new):
     told(url, commands.BEGIN_UPDATE)
     with joined(url, "one-by-one") as group:
-        answer = in_background(tell, url, by_broadcast(new, group.name, 3, flattened=False))
+        answer = in_background(tell, url, by_broadcast(new, group.name, 3, packed=False))
         for one in [group.broadcast(tensor, DEADLINE) for _, tensor in new]:
             one.wait()
         assert answer.result(DEADLINE)[0] == 200
     told(url, commands.END_UPDATE)
     assert expect(url, folder, new) == [] and version(url) == "3"
+
+
+def test_tensors_are_received_into_the_live_ones_while_nobody_uses_them(url, folder, new):
+    """What was sent is live before the last tensor has come; generation and other loads wait, other work does not."""
+    told(url, commands.BEGIN_UPDATE)
+    before = checksums(url)
+    with joined(url, "slowly") as group:
+        answer = in_background(tell, url, by_broadcast(new, group.name, 3, packed=False))
+        group.broadcast(new[0][1], DEADLINE).wait()
+        until(lambda: checksums(url) != before, "the first tensor to be live")
+        short = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
+        late = in_background(call, url, "/generate", short)
+        other = in_background(tell, url, commands.update_from_disk(folder, 4))
+        status, _, refused = call(url, "/release_memory_occupation", {"tags": ["weights"]})
+        assert status == 400 and "while weights are being received" in json.dumps(refused)
+        until(lambda: held(url) >= 1, "a request to wait")
+        assert not (answer.done() or late.done() or other.done()) and version(url) == "0"
+        for one in [group.broadcast(tensor, DEADLINE) for _, tensor in new[1:]]:
+            one.wait()
+        assert answer.result(DEADLINE)[0] == 200 and other.result(DEADLINE)[0] == 200
+    assert late.result(DEADLINE)[2]["meta_info"]["weight_versions"][0]["version"] in ("3", "4")
+    told(url, commands.END_UPDATE)
 
 
 def test_what_the_model_has_not_is_refused_and_changes_nothing(url, folder, new):
@@ -140,12 +161,15 @@ def test_what_the_model_has_not_is_refused_and_changes_nothing(url, folder, new)
     ]:
         status, answer = sent(url, [*good, bad], 9)
         assert status == 400 and answer["success"] is False and message in answer["message"]
-        with joined(url, "bad") as group:
-            asked = in_background(tell, url, by_broadcast([*good, bad], group.name, 9))
-            flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for _, t in [*good, bad]])
-            group.broadcast(flat, DEADLINE).wait()  # it takes part, so that others are not held up
-            status, answer = asked.result(DEADLINE)
-        assert status == 400 and message in answer["message"]
+        pieces = [tensor.contiguous() for _, tensor in [*good, bad]]
+        flat = torch.cat([piece.view(-1).view(torch.uint8) for piece in pieces])
+        for packed, sends in ((True, [flat]), (False, pieces)):
+            with joined(url, f"bad-{packed}") as group:
+                asked = in_background(tell, url, by_broadcast([*good, bad], group.name, 9, packed=packed))
+                for one in [group.broadcast(piece, DEADLINE) for piece in sends]:
+                    one.wait()  # it takes part, so that others are not held up
+                status, answer = asked.result(DEADLINE)
+            assert status == 400 and message in answer["message"]
     assert checksums(url) == before and version(url) == "0"
     # All tensors of the refused buckets are missing now, except one that does not exist.
     status, answer = sent(url, [(name, tensor)], 9)
@@ -168,7 +192,8 @@ input()
 
 
 @pytest.mark.e2e
-def test_a_broadcaster_that_is_killed_leaves_a_server_that_owns_to_no_new_version(url, folder, new):
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_broadcaster_that_is_killed_leaves_a_server_that_owns_to_no_new_version(url, folder, new, packed):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     trainer = subprocess.Popen(
         [sys.executable, "-c", BROADCASTER],
@@ -182,7 +207,7 @@ def test_a_broadcaster_that_is_killed_leaves_a_server_that_owns_to_no_new_versio
     told(url, commands.BEGIN_UPDATE)
     half = len(new) // 2
     assert sent(url, new[:half])[0] == 200
-    asked = in_background(tell, url, by_broadcast(new[half:], "killed", 5))
+    asked = in_background(tell, url, by_broadcast(new[half:], "killed", 5, packed=packed))
     assert not asked.done() and call(url, "/v1/loads")[0] == 200  # its other work is not held up
     trainer.kill()
     status, answer = asked.result(DEADLINE)
@@ -199,7 +224,7 @@ def test_a_broadcaster_that_is_killed_leaves_a_server_that_owns_to_no_new_versio
         assert asked.result(DEADLINE)[0] == 200
     told(url, commands.END_UPDATE)
     assert version(url) == "5" and expect(url, folder, new) == []
-    assert tell(url, commands.leave_group("killed"))[0] == 200
+    assert tell(url, commands.leave_group("killed"))[0] == 400  # it was left when it broke
 
 
 def test_without_a_pause_what_runs_ends_first_and_what_comes_waits(url, folder, new):

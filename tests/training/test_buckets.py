@@ -3,7 +3,7 @@ import weakref
 import pytest
 import torch
 
-from meshy.training.weights.buckets import Bucket, Halves, fill
+from meshy.training.weights.buckets import Bucket, Halves, Unpacked, fill
 
 
 def tensors(*sizes: int) -> list[tuple[str, torch.Tensor]]:
@@ -11,12 +11,16 @@ def tensors(*sizes: int) -> list[tuple[str, torch.Tensor]]:
     return [(f"t{i}", torch.randn(size, generator=g)) for i, size in enumerate(sizes)]
 
 
-def buckets_of(named, size: int, dtype=torch.float32, align: int = 1) -> tuple[list[Bucket], Halves]:
+def buckets_of(
+    named, size: int, dtype=torch.float32, align: int = 1, unpacked: Unpacked | None = None
+) -> tuple[list[Bucket], Halves]:
     """What a reader would have copied, bucket by bucket, before the memory is used again."""
     memory = Halves(lambda n: torch.empty(n, dtype=torch.uint8), size)
     copies = []
-    for bucket in fill(named, dtype, memory.region, align):
-        copies.append(Bucket(bucket.entries, bucket.dtype, bucket.data.clone(), bucket.last))
+    for bucket in fill(named, dtype, memory.region, align, unpacked):
+        tensors = tuple((name, tensor.clone()) for name, tensor in bucket.tensors)
+        packed = bucket.packed.clone() if bucket.packed is not None else None
+        copies.append(Bucket(tensors, bucket.dtype, packed, bucket.last))
     return copies, memory
 
 
@@ -30,19 +34,51 @@ def test_every_tensor_arrives_cast_and_in_order_whatever_the_cut(align, dtype):
         assert [name for name, _ in arrived] == [name for name, _ in named]
         assert all(torch.equal(got, sent.to(dtype)) for (_, got), (_, sent) in zip(arrived, named, strict=True))
         assert [bucket.last for bucket in copies] == [False] * (len(copies) - 1) + [True]
-        assert all(entry.offset % align == 0 for bucket in copies for entry in bucket.entries)
+
+
+def test_every_packed_tensor_begins_at_a_multiple_of_the_alignment():
+    memory = torch.empty(1 << 20, dtype=torch.uint8)
+    (bucket,) = fill(tensors(3, 50, 1, 7), torch.float32, lambda size: memory, 64)
+    assert [tensor.data_ptr() - memory.data_ptr() for _, tensor in bucket.tensors] == [0, 64, 320, 384]
+
+
+@pytest.mark.parametrize("sizes", [(3, 50, 1, 70, 300, 2, 20, 64, 65), (100, 100), (100,), (3, 100), (100, 3), (3,)])
+def test_large_tensors_travel_from_where_they_lie(sizes):
+    named = tensors(*sizes)
+    named.append(("wide", torch.randn(10, 20).t()))
+    unpacked = Unpacked(least=256, most=600, device=torch.device("cpu"))
+    buckets = list(fill(named, torch.float32, lambda size: torch.empty(4096, dtype=torch.uint8), 1, unpacked))
+    assert {name: tensor for bucket in buckets for name, tensor in bucket.tensors}.keys() == dict(named).keys()
+    assert [bucket.last for bucket in buckets] == [False] * (len(buckets) - 1) + [True]
+    for bucket in buckets:
+        for name, tensor in bucket.tensors:
+            sent = dict(named)[name]
+            assert tensor.equal(sent) and tensor.is_contiguous()
+            assert (tensor.nbytes >= 256) == (bucket.packed is None)
+            assert (tensor.data_ptr() == sent.data_ptr()) == (bucket.packed is None and sent.is_contiguous())
+        if bucket.packed is None:
+            assert bucket.bytes <= 600 or len(bucket.tensors) == 1
+
+
+def test_large_tensors_are_cast_too():
+    unpacked = Unpacked(least=4, most=600, device=torch.device("cpu"))
+    (bucket,) = buckets_of(tensors(100), 128, torch.bfloat16, 1, unpacked)[0]
+    assert bucket.packed is None and bucket.bytes == 200
+    assert bucket.tensors[0][1].equal(tensors(100)[0][1].to(torch.bfloat16))
 
 
 def test_without_alignment_the_bytes_lie_without_a_gap():
     (bucket,), _ = buckets_of(tensors(3, 50, 1), 1 << 20)
-    assert bucket.data.equal(torch.cat([t for _, t in tensors(3, 50, 1)]).view(torch.uint8))
+    assert bucket.packed is not None and bucket.packed.equal(
+        torch.cat([t for _, t in tensors(3, 50, 1)]).view(torch.uint8)
+    )
 
 
 def test_a_tensor_larger_than_a_half_takes_the_whole_segment_and_a_larger_one_makes_it_grow():
     copies, memory = buckets_of(tensors(4, 40, 4), 256)
-    assert memory.size == 256 and [len(b.entries) for b in copies] == [1, 2]
+    assert memory.size == 256 and [len(b.tensors) for b in copies] == [1, 2]
     copies, memory = buckets_of(tensors(4, 200, 4), 256)
-    assert memory.size == 896 and [len(b.data) for b in copies] == [16, 816]
+    assert memory.size == 896 and [b.bytes for b in copies] == [16, 816]
 
 
 def test_memory_is_waited_for_only_while_somebody_reads_it():

@@ -88,6 +88,7 @@ class Engine:
         self._ended_for_good = False
         self._arrivals: list[Request] = []  # accepted, but held while paused or while an update waits
         self._updates: list[tuple[Callable[[], object], Future[Any]]] = []
+        self._held = False
         self._news: list[Request] = []
         self._sampling: tuple[list[Request], SamplingBatch] | None = None
         self._busy_since: float | None = None
@@ -150,6 +151,15 @@ class Engine:
             self._post(lambda: self._abort(None))
         return future
 
+    def hold(self, function: Callable[[], T], *, abort_all: bool = False) -> Future[T]:
+        """Run a function like `exclusive`; unless it raises, nobody computes with the weights or loads others until
+        `let_go`."""
+        return self.exclusive(lambda: self._hold(function), abort_all=abort_all)
+
+    def let_go(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the engine's thread, and hold no more, whatever becomes of it."""
+        return self.call(lambda: self._let_go(function))
+
     def update_weights(self, update: WeightUpdate) -> Future[str]:
         """Load a folder's weights, exclusively. Resolves to the new version; WeightError leaves the old weights."""
         return self.exclusive(lambda: self._update(update), abort_all=update.abort_all)
@@ -165,7 +175,7 @@ class Engine:
             while not self._closing:
                 self._take_calls(wait=not self._can_step())
                 self._update_if_ready()
-                if not (self.paused or self._updates):
+                if not (self.paused or self._updates or self._held):
                     self.scheduler.add(self._arrivals)
                     self._arrivals.clear()
                 if self._can_step():
@@ -180,7 +190,7 @@ class Engine:
         self._on_end()
 
     def _can_step(self) -> bool:
-        return self.paused is None and self.runner.ready and self.scheduler.busy
+        return self.paused is None and not self._held and self.runner.ready and self.scheduler.busy
 
     def _take_calls(self, wait: bool) -> None:
         if wait:
@@ -296,7 +306,7 @@ class Engine:
 
     def _update_if_ready(self) -> None:
         self._drop_ended()
-        while self._updates and (self.paused is not None or not self.scheduler.busy):
+        while self._updates and not self._held and (self.paused is not None or not self.scheduler.busy):
             function, future = self._updates.pop(0)
             self._report_busy()
             try:
@@ -307,10 +317,19 @@ class Engine:
                 future.set_exception(EngineFailure(f"the engine has failed: {error!r}"))
                 raise
 
+    def _hold(self, function: Callable[[], T]) -> T:
+        result = function()
+        self._held = True
+        return result
+
+    def _let_go(self, function: Callable[[], T]) -> T:
+        self._held = False
+        return function()
+
     def _update(self, update: WeightUpdate) -> str:
         if update.flush_cache:
             self.require_flushable()
-        self.runner.load_weights(update.folder)
+        self.runner.weights.load_folder(update.folder)
         if update.version is not None:
             self.weight_version = update.version
         return self.weight_version
@@ -325,6 +344,8 @@ class Engine:
 
     def _release(self, tags: set[str]) -> None:
         self._drop_ended()
+        if self._held:
+            raise RequestError("Memory cannot be released while weights are being received.")
         if self.scheduler.running:
             raise RequestError(
                 "Memory cannot be released while requests are running; pause generation (retract) first."

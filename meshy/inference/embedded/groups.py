@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from meshy.generation.shared_tensors import DTYPES
-from meshy.generation.update_group import GroupError, UpdateGroup, join, reach_store
+from meshy.generation.update_group import Broadcast, GroupError, UpdateGroup, join, reach_store
 from meshy.inference.embedded.request import RequestError
+from meshy.inference.embedded.session import Named
 
 JOIN_SECONDS = 60.0
 # The last resort: a trainer that goes away or gives up ends a broadcast at once.
@@ -24,21 +23,8 @@ RECEIVE_SECONDS = 300.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """A tensor that will be broadcast."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def incoming(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[Incoming]:
-    """From the three lists of a request. Raises RequestError."""
+def incoming(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> Named:
+    """The tensors that will come, without their values, from the three lists of a request. Raises RequestError."""
     if not names or not len(names) == len(dtypes) == len(shapes):
         raise RequestError(f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes must be equally many.")
     tensors = []
@@ -47,7 +33,7 @@ def incoming(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Seque
             raise RequestError(f"{name} has the unknown dtype {dtype!r}; known are {sorted(DTYPES)}.")
         if any(type(size) is not int or size < 0 for size in shape):
             raise RequestError(f"{name} has the impossible shape {list(shape)}.")
-        tensors.append(Incoming(name, DTYPES[dtype], tuple(shape)))
+        tensors.append((name, torch.empty(shape, dtype=DTYPES[dtype], device="meta")))
     return tensors
 
 
@@ -72,40 +58,45 @@ class UpdateGroups:
             store, rank=rank, world_size=world_size, name=name, backend=backend, timeout=JOIN_SECONDS
         )
 
-    def receive(self, group: str, tensors: Sequence[Incoming], flattened: bool) -> list[tuple[str, Tensor]]:
-        """The tensors, as views that are valid until the next call. Raises GroupError.
+    def receive(self, group: str, coming: Named, places: Mapping[str, Tensor], packed: bool) -> Named:
+        """The tensors that `coming` tells of: those that have a place, there, the others as views that are valid until
+        the next call. Raises GroupError; nothing is written any more then, and the group is left.
 
-        flattened: they come as one broadcast of all their bytes, in order; else one by one.
+        packed: they come as one broadcast of all their bytes, in order, and none has a place; else one by one.
         """
         if group not in self._groups:
             raise GroupError(
                 f"Group {group} not in {list(self._groups)}. Please call `init_weights_update_group` first."
             )
         joined = self._groups[group]
-        # Each tensor begins where its dtype may; what comes as one piece must have been put together like that.
-        step = 1 if flattened else 64
-        places, size = [], 0
-        for tensor in tensors:
-            start = -(-size // step) * step
-            if start % tensor.dtype.itemsize:
-                raise GroupError(f"Unaligned received tensor {tensor.name}: byte offset {start}, dtype {tensor.dtype}")
-            places.append((start, start + tensor.bytes))
-            size = start + tensor.bytes
-        room = self._room(size, joined.on_gpu)
-        parts = [(0, size)] if flattened else places
+        places = {name: place for name, place in places.items() if place.is_cuda == joined.on_gpu}
+        whole, views = self._room([(name, one) for name, one in coming if name not in places], packed, joined.on_gpu)
+        tensors = [(name, places[name] if name in places else views[name]) for name, _ in coming]
+        sent: list[Broadcast] = []
         try:
-            sent = [joined.broadcast(room[start:stop], RECEIVE_SECONDS) for start, stop in parts]
+            for tensor in [whole] if packed else [tensor for _, tensor in tensors]:
+                sent.append(joined.broadcast(tensor, RECEIVE_SECONDS))
             for one in sent:
                 one.wait()
         except GroupError:
-            self._buffer = None  # somebody may still be writing to it
+            self.leave(group)
+            for one in sent:
+                one.settle()
+            self._buffer = None
             raise
-        return [
-            (tensor.name, room[start:stop].view(tensor.dtype).view(tensor.shape))
-            for tensor, (start, stop) in zip(tensors, places, strict=True)
-        ]
+        return tensors
 
-    def _room(self, size: int, on_gpu: bool) -> Tensor:
+    def _room(self, tensors: Named, packed: bool, on_gpu: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Memory for these tensors, kept for the next time, and each one's part of it, by name."""
+        # Each tensor begins where its dtype may; what comes as one piece must have been put together like that.
+        step = 1 if packed else 64
+        begins, size = [], 0
+        for name, tensor in tensors:
+            begin = -(-size // step) * step
+            if begin % tensor.dtype.itemsize:
+                raise GroupError(f"Unaligned received tensor {name}: byte offset {begin}, dtype {tensor.dtype}")
+            begins.append(begin)
+            size = begin + tensor.nbytes
         device = self._device if on_gpu else torch.device("cpu")
         if self._buffer is None or self._buffer.numel() < size or self._buffer.device != device:
             self._buffer = None
@@ -113,7 +104,11 @@ class UpdateGroups:
                 self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
             except RuntimeError as error:
                 raise GroupError(f"There is no memory for {size} bytes: {error}") from error
-        return self._buffer
+        room = self._buffer[:size]
+        return room, {
+            name: room[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for (name, tensor), begin in zip(tensors, begins, strict=True)
+        }
 
     def leave(self, name: str) -> bool:
         """Whether there was such a group."""

@@ -89,7 +89,7 @@ def loads(engine: Engine, occupancy: Occupancy) -> dict[str, Any]:
         "cache_hit_rate": 0.0,
         "utilization": occupancy.running / engine.scheduler.max_running,
         "memory": {
-            "weight_gb": runner.weight_bytes / 2**30,
+            "weight_gb": runner.weights.bytes / 2**30,
             "kv_cache_gb": runner.cache.bytes / 2**30,
             "graph_gb": 0.0,
             "token_capacity": capacity,

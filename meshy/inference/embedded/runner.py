@@ -16,7 +16,7 @@ from meshy.inference.embedded.attention import ATTENTION, SlotAttention
 from meshy.inference.embedded.batch import FlatBatch
 from meshy.inference.embedded.cache import SlotCache
 from meshy.inference.embedded.request import RequestError
-from meshy.inference.embedded.weights import Parked, live_tensors, load_tensors, load_weights
+from meshy.inference.embedded.weights import LiveWeights
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -41,7 +41,7 @@ class ModelRunner:
         self.device = device
         self.context_length = context_length or int(getattr(self.config, "max_position_embeddings", 0)) or 4096
         self.cache = SlotCache(slots, self.context_length)
-        self._parked: Parked | None = None
+        self.weights = LiveWeights(self.model)
         self._cache_released = False
 
     @property
@@ -50,13 +50,9 @@ class ModelRunner:
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
-    def weight_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in live_tensors(self.model).values())
-
-    @property
     def ready(self) -> bool:
         """Whether weights and cache are in memory."""
-        return self._parked is None and not self._cache_released
+        return not self.weights.parked and not self._cache_released
 
     @torch.inference_mode()
     def forward(self, batch: FlatBatch, moves: Sequence[tuple[int, int]], length: int) -> Float[Tensor, "logits vocab"]:
@@ -76,34 +72,23 @@ class ModelRunner:
         )
         return out.logits[0].float()
 
-    def load_weights(self, folder: Path) -> None:
-        """Replace the live weights by those of a folder. Raises WeightError, with the live ones untouched."""
-        self.resume({"weights"})
-        load_weights(self.model, folder)
-
-    def load_tensors(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Replace some of the live weights. Raises WeightError, with all of them untouched."""
-        self.resume({"weights"})
-        load_tensors(self.model, named)
-
     def checksums(self) -> dict[str, str]:
         """Of the live tensors, by name. Raises RequestError while they are released."""
-        if self._parked is not None:
+        if self.weights.parked:
             raise RequestError("The weights are released; resume them before asking for their checksums.")
-        return checksums(live_tensors(self.model).items())
+        return checksums(self.weights.tensors.items())
 
     def release(self, tags: set[str]) -> None:
         """Give back the memory of `weights`, `kv_cache` or both."""
         if "kv_cache" in tags:
             self.cache.clear()
             self._cache_released = True
-        if "weights" in tags and self._parked is None:
-            self._parked = Parked(self.model)
+        if "weights" in tags:
+            self.weights.park()
 
     def resume(self, tags: set[str]) -> None:
         """Take it again; weights come back as they were."""
         if "kv_cache" in tags:
             self._cache_released = False
-        if "weights" in tags and self._parked is not None:
-            self._parked.restore()
-            self._parked = None
+        if "weights" in tags:
+            self.weights.restore()

@@ -41,6 +41,14 @@ class UpdateSession:
         if not self._open:
             raise RequestError(f"{command} must run between begin_weight_update() and end_weight_update()")
 
+    def places_for(self, incoming: Named) -> dict[str, Tensor]:
+        """The live tensors that these may be received into while the engine is held. No place at all where one of them
+        will be refused, for then those that come with it must not change anything."""
+        try:
+            return self._engine.runner.weights.places_for(incoming)
+        except WeightError:
+            return {}
+
     def miss(self, names: Iterable[str]) -> None:
         self._missing.update(names)
 
@@ -53,7 +61,7 @@ class UpdateSession:
         try:
             if flush_cache:
                 self._engine.require_flushable()
-            self._engine.runner.load_tensors(named)
+            self._engine.runner.weights.load(named)
         except (RequestError, WeightError):
             self.miss(names)
             raise

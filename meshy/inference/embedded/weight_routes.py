@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,7 +57,7 @@ class WeightRoutes:
             folder=Path(path),
             version=version,
             flush_cache=bool(call.body.get("flush_cache", True)),
-            abort_all=bool(call.body.get("abort_all_requests", False)),
+            abort_all=aborts(call),
         )
         try:
             await done(self._engine.update_weights(update))
@@ -87,7 +88,7 @@ class WeightRoutes:
         try:
             await done(self._engine.call(lambda: self._session.require(FROM_TENSOR)))
             named = self._segments.read(payloads[0])
-            await self._load(call, FROM_TENSOR, named)
+            await done(self._engine.exclusive(self._loading(call, FROM_TENSOR, named), abort_all=aborts(call)))
         except (WeightError, RequestError, PayloadError) as error:
             return outcome(False, str(error))
         return outcome(True, "Success" + told(version_of(call)))
@@ -97,25 +98,32 @@ class WeightRoutes:
         group, form = self._group_of(call), call.body.get("load_format")
         if form not in (None, "flattened_bucket"):
             raise RequestError(f"The embedded engine does not know load_format {form!r}.")
-        tensors = incoming(*lists)
+        coming, packed = incoming(*lists), form is not None
         try:
+            self._session.require(FROM_BROADCAST)  # before anything is waited for
             async with self._receiving:
-                await done(self._engine.call(lambda: self._session.require(FROM_BROADCAST)))
-                try:
-                    named = await in_thread(lambda: self._groups.receive(group, tensors, form is not None))
-                except GroupError as error:
-                    missed = [tensor.name for tensor in tensors]
-                    await done(self._engine.call(lambda: self._session.miss(missed)))
-                    return outcome(False, f"Failed to receive weights: {error}")
-                await self._load(call, FROM_BROADCAST, named)
+                await self._receive(call, group, coming, packed)
+        except GroupError as error:
+            return outcome(False, f"Failed to receive weights: {error}")
         except (WeightError, RequestError) as error:
             return outcome(False, str(error))
         return outcome(True, "Succeeded to update parameter online." + told(version_of(call)))
 
-    async def _load(self, call: Call, command: str, named: Named) -> None:
+    async def _receive(self, call: Call, group: str, coming: Named, packed: bool) -> None:
+        """Where nothing needs to be converted, into the live tensors themselves, which nobody uses meanwhile."""
+        places = await done(
+            self._engine.hold(lambda: {} if packed else self._session.places_for(coming), abort_all=aborts(call))
+        )
+        try:
+            named = await in_thread(lambda: self._groups.receive(group, coming, places, packed))
+        except BaseException:
+            await done(self._engine.let_go(lambda: self._session.miss(name for name, _ in coming)))
+            raise
+        await done(self._engine.let_go(self._loading(call, FROM_BROADCAST, named)))
+
+    def _loading(self, call: Call, command: str, named: Named) -> Callable[[], None]:
         version, flush = version_of(call), bool(call.body.get("flush_cache", True))
-        abort = bool(call.body.get("abort_all_requests", False))
-        await done(self._engine.exclusive(lambda: self._session.load(command, named, version, flush), abort_all=abort))
+        return lambda: self._session.load(command, named, version, flush)
 
     async def _join(self, call: Call) -> Answer:
         name, address = self._group_of(call), field(call, "master_address", str)
@@ -171,6 +179,10 @@ def outcome(success: bool, message: str, **more: Any) -> Answer:
 
 def told(version: str | None) -> str:
     return "" if version is None else f" Weight version updated to {version}."
+
+
+def aborts(call: Call) -> bool:
+    return bool(call.body.get("abort_all_requests", False))
 
 
 def version_of(call: Call) -> str | None:

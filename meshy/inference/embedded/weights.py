@@ -30,14 +30,6 @@ class WeightUpdate:
     abort_all: bool = False
 
 
-def live_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight once, by its Hugging Face name: parameters (tied ones by their first name) and saved buffers."""
-    saved = model.state_dict(keep_vars=True).keys()
-    named: dict[str, Tensor] = dict(model.named_parameters())
-    named.update((name, buffer) for name, buffer in model.named_buffers() if name in saved)
-    return named
-
-
 def checkpoint_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder in Hugging Face format. Raises WeightError if there are none."""
     index = folder / "model.safetensors.index.json"
@@ -55,71 +47,118 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return files
 
 
-@torch.no_grad()
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Copy the weights of a folder into the live tensors, one by one, converting to their dtype.
-
-    Everything is checked before the first tensor changes. Raises WeightError.
-    """
-    live = live_tensors(model)
-    aliases = model.state_dict(keep_vars=True).keys()
-    with ExitStack() as stack:
-        source: dict[str, Any] = {}
-        try:
-            for path in checkpoint_files(folder):
-                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-                source.update((name, file) for name in file.keys())  # noqa: SIM118
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in source.items()}
-        except (OSError, SafetensorError) as error:
-            raise WeightError(f"Cannot load weights from {folder}: {error}") from error
-        _check_names(folder, live, shapes, set(aliases))
-        for name, tensor in live.items():
-            tensor.copy_(source[name].get_tensor(name))
-
-
-def _check_names(folder: Path, live: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], aliases: set[str]) -> None:
-    missing = sorted(live.keys() - shapes.keys())
-    unknown = sorted(shapes.keys() - aliases)
-    wrong = [name for name in live if name in shapes and shapes[name] != tuple(live[name].shape)]
-    if missing or unknown:
-        raise WeightError(
-            f"Cannot load weights: {folder} is of another model ({len(missing)} tensors missing, e.g. {missing[:2]}; "
-            f"{len(unknown)} unknown, e.g. {unknown[:2]})."
-        )
-    if wrong:
-        name = wrong[0]
-        raise WeightError(
-            f"Cannot load weights: {name} in {folder} has shape {shapes[name]}, the model {tuple(live[name].shape)}."
-        )
-
-
-@torch.no_grad()
-def load_tensors(model: nn.Module, named: Sequence[tuple[str, Tensor]]) -> None:
-    """Copy some tensors into the live ones of their names, converting to their dtype. The second name of a tied weight
-    is known, and its tensor passed over. Everything is checked before the first one changes. Raises WeightError.
-    """
-    live = live_tensors(model)
-    second = model.state_dict(keep_vars=True).keys() - live.keys()
-    unknown = sorted({name for name, _ in named} - live.keys() - second)
-    if unknown:
-        raise WeightError(f"Cannot load weights: the model has no tensor {unknown[0]!r} ({len(unknown)} are unknown).")
-    pairs = [(name, live[name], tensor) for name, tensor in named if name in live]
-    for name, old, new in pairs:
-        if new.shape != old.shape:
-            raise WeightError(
-                f"Cannot load weights: {name} has shape {tuple(new.shape)}, the model {tuple(old.shape)}."
-            )
-        if new.is_floating_point() != old.is_floating_point():
-            raise WeightError(f"Cannot load weights: {name} is of {new.dtype}, in the model of {old.dtype}.")
-    for _, old, new in pairs:
-        old.copy_(new)
-
-
-class Parked:
-    """The tensors of a model while their memory is given back: on the host for a GPU model, in a file for a CPU one."""
+class LiveWeights:
+    """The tensors that a model computes with. tensors: each once, by its Hugging Face name: parameters (tied ones by
+    their first name) and saved buffers."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._live = live_tensors(model)
+        saved = model.state_dict(keep_vars=True).keys()
+        self.tensors: dict[str, Tensor] = dict(model.named_parameters())
+        self.tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+        self._second = saved - self.tensors.keys()  # of tied ones
+        self._parked: _Parked | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def parked(self) -> bool:
+        """Whether their memory is given back."""
+        return self._parked is not None
+
+    def park(self) -> None:
+        """Give their memory back, if it is not."""
+        if self._parked is None:
+            self._parked = _Parked(self.tensors)
+
+    def restore(self) -> None:
+        """Take it again, if need be; they are as they were."""
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+
+    @torch.no_grad()
+    def load_folder(self, folder: Path) -> None:
+        """Copy the weights of a folder into the live tensors, one by one, converting to their dtype.
+
+        Everything is checked before the first tensor changes. Raises WeightError.
+        """
+        with ExitStack() as stack:
+            source: dict[str, Any] = {}
+            try:
+                for path in checkpoint_files(folder):
+                    file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                    source.update((name, file) for name in file.keys())  # noqa: SIM118
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in source.items()}
+            except (OSError, SafetensorError) as error:
+                raise WeightError(f"Cannot load weights from {folder}: {error}") from error
+            self.restore()
+            self._check_folder(folder, shapes)
+            for name, tensor in self.tensors.items():
+                tensor.copy_(source[name].get_tensor(name))
+
+    def _check_folder(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+        live = self.tensors
+        missing = sorted(live.keys() - shapes.keys())
+        unknown = sorted(shapes.keys() - live.keys() - self._second)
+        wrong = [name for name in live if name in shapes and shapes[name] != tuple(live[name].shape)]
+        if missing or unknown:
+            raise WeightError(
+                f"Cannot load weights: {folder} is of another model ({len(missing)} tensors missing, e.g. "
+                f"{missing[:2]}; {len(unknown)} unknown, e.g. {unknown[:2]})."
+            )
+        if wrong:
+            name = wrong[0]
+            raise WeightError(
+                f"Cannot load weights: {name} in {folder} has shape {shapes[name]}, the model "
+                f"{tuple(live[name].shape)}."
+            )
+
+    @torch.no_grad()
+    def load(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Copy some tensors into the live ones of their names, converting to their dtype. The second name of a tied
+        weight is known, and its tensor passed over. Everything is checked before the first one changes. Raises
+        WeightError.
+        """
+        for _, old, new in self._pairs(named):
+            if old.data_ptr() != new.data_ptr():  # else it was written there in the first place
+                old.copy_(new)
+
+    def places_for(self, named: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """The live tensors that some of these (which may be on the meta device) can be written to byte by byte, by
+        name. Raises WeightError where `load` would."""
+        return {
+            name: old.detach()
+            for name, old, new in self._pairs(named)
+            if old.dtype == new.dtype and old.is_contiguous()
+        }
+
+    def _pairs(self, named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor, Tensor]]:
+        """Name, live tensor, new one. Raises WeightError."""
+        self.restore()
+        live = self.tensors
+        unknown = sorted({name for name, _ in named} - live.keys() - self._second)
+        if unknown:
+            raise WeightError(
+                f"Cannot load weights: the model has no tensor {unknown[0]!r} ({len(unknown)} are unknown)."
+            )
+        pairs = [(name, live[name], tensor) for name, tensor in named if name in live]
+        for name, old, new in pairs:
+            if new.shape != old.shape:
+                raise WeightError(
+                    f"Cannot load weights: {name} has shape {tuple(new.shape)}, the model {tuple(old.shape)}."
+                )
+            if new.is_floating_point() != old.is_floating_point():
+                raise WeightError(f"Cannot load weights: {name} is of {new.dtype}, in the model of {old.dtype}.")
+        return pairs
+
+
+class _Parked:
+    """The tensors of a model while their memory is given back: on the host for a GPU model, in a file for a CPU one."""
+
+    def __init__(self, live: dict[str, Tensor]) -> None:
+        self._live = live
         self._device = next(iter(self._live.values())).device
         self._host: dict[str, Tensor] = {}
         self._file: Any = None

@@ -1,4 +1,4 @@
-"""From a stream of tensors to buckets of bytes that travel as one. Pure: where the bytes lie is given from outside."""
+"""From a stream of tensors to buckets that travel as one. Pure: where packed bytes lie is given from outside."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor of a bucket. offset: bytes from the bucket's start."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True)
 class Bucket:
-    """Some tensors of one dtype, row-major, in one piece of memory. last: no bucket follows."""
+    """Some tensors of one dtype that travel together, by name, each contiguous. packed: the piece of memory in which
+    they lie one after another; None where each travels from where it lies. last: no bucket follows."""
 
-    entries: tuple[Entry, ...]
+    tensors: tuple[tuple[str, Tensor], ...]
     dtype: torch.dtype
-    data: UInt8[Tensor, " bytes"]
+    packed: UInt8[Tensor, " bytes"] | None
     last: bool
 
     @property
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        """Views into `data`, by name."""
-        return [(entry.name, _view(self.data, entry.offset, entry.shape, self.dtype)) for entry in self.entries]
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for _, tensor in self.tensors) if self.packed is None else len(self.packed)
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Tensors of at least `least` bytes travel unpacked, up to `most` bytes of them in a bucket, from `device`."""
+
+    least: int
+    most: int
+    device: torch.device
 
 
 def fill(
@@ -37,34 +37,42 @@ def fill(
     dtype: torch.dtype,
     region: Callable[[int], UInt8[Tensor, " bytes"]],
     align: int = 1,
+    unpacked: Unpacked | None = None,
 ) -> Iterator[Bucket]:
-    """Copies `tensors`, cast to dtype, into buckets, each as full as it can be.
+    """Makes buckets of `tensors`, cast to dtype, each as full as it can be; all but the large ones are copied.
 
-    region(n): memory for the next bucket, at least n bytes; called when the first tensor of the bucket is known. align:
-    of every tensor's first byte; 1 leaves no gap. A bucket is handed out when the first tensor of the next one is
-    there, so that it is known whether it is the last.
+    region(n): memory for the next packed bucket, at least n bytes; called when its first tensor is known. align: of
+    every packed tensor's first byte; 1 leaves no gap. A bucket is handed out when the first tensor of the next one of
+    its kind is there, or none comes any more, so that it is known whether it is the last.
     """
-    entries: list[Entry] = []
+    large: list[tuple[str, Tensor]] = []
+    large_bytes = 0
+    small: list[tuple[str, Tensor]] = []
     data = torch.empty(0, dtype=torch.uint8)
     used = 0
     for name, tensor in tensors:
         size = tensor.numel() * dtype.itemsize
+        if unpacked is not None and size >= unpacked.least:
+            if large and large_bytes + size > unpacked.most:
+                yield Bucket(tuple(large), dtype, None, last=False)
+                large, large_bytes = [], 0
+            large.append((name, tensor.detach().to(unpacked.device, dtype).contiguous()))
+            large_bytes += size
+            continue
         start = -(-used // align) * align
-        if entries and start + size > len(data):
-            yield Bucket(tuple(entries), dtype, data[:used], last=False)
-            entries, data = [], data[:0].clone()  # memory that grows can be given back first
-        if not entries:
+        if small and start + size > len(data):
+            yield Bucket(tuple(small), dtype, data[:used], last=False)
+            small, data = [], data[:0].clone()  # memory that grows can be given back first
+        if not small:
             data, start = region(size), 0
-        _view(data, start, tuple(tensor.shape), dtype).copy_(tensor.detach())
-        entries.append(Entry(name, tuple(tensor.shape), start))
         used = start + size
-    if entries:
-        yield Bucket(tuple(entries), dtype, data[:used], last=True)
-
-
-def _view(data: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    size = torch.Size(shape).numel() * dtype.itemsize
-    return data[offset : offset + size].view(dtype).view(shape)
+        small.append((name, data[start:used].view(dtype).view(tensor.shape)))
+        small[-1][1].copy_(tensor.detach())
+    if large:
+        yield Bucket(tuple(large), dtype, None, last=not small)
+        large = []
+    if small:
+        yield Bucket(tuple(small), dtype, data[:used], last=True)
 
 
 class Halves:

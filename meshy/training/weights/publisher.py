@@ -17,7 +17,7 @@ from meshy.generation.transport import Transport
 from meshy.training.weights import disk
 from meshy.training.weights.background import Background
 from meshy.training.weights.bracket import Bracket
-from meshy.training.weights.buckets import Bucket, Halves, fill
+from meshy.training.weights.buckets import Bucket, Halves, Unpacked, fill
 from meshy.training.weights.watch import Watch
 
 log = logging.getLogger("meshy.training.weights")
@@ -28,11 +28,13 @@ class WrongVersion(RuntimeError):
 
 
 class Carrier(Protocol):
-    """One way for buckets to travel. `memory`: what they are filled into, each tensor aligned to `align` bytes."""
+    """One way for buckets to travel. `memory`: what they are packed into, each tensor aligned to `align` bytes;
+    `unpacked`: which tensors are not."""
 
     mode: str
     align: int
     memory: Halves
+    unpacked: Unpacked | None
 
     async def open(self, bracket: Bracket) -> None:
         """Before the first bucket."""
@@ -97,11 +99,11 @@ class Publisher:
         report = Published(carrier.mode)
         began = time.monotonic()
         opening = self._background.start(self._open(carrier, bracket))
-        for bucket in fill(tensors, dtype, carrier.memory.region, carrier.align):
+        for bucket in fill(tensors, dtype, carrier.memory.region, carrier.align, carrier.unpacked):
             if not report.bytes:
                 opening.result()
                 report.pause = time.monotonic() - began
-            report.bytes += len(bucket.data)
+            report.bytes += bucket.bytes
             carrier.memory.free()  # buckets go out one after another; the next is filled while this one travels
             bracket.expire()
             sending = self._background.start(carrier.send(bracket, bucket, version if bucket.last else None))

@@ -7,7 +7,7 @@ from torch import Tensor
 from meshy.generation import commands
 from meshy.generation.shared_tensors import ALIGNMENT, SharedSegment
 from meshy.training.weights.bracket import Bracket
-from meshy.training.weights.buckets import Bucket, Halves
+from meshy.training.weights.buckets import Bucket, Halves, Unpacked
 
 
 class Shm:
@@ -15,6 +15,7 @@ class Shm:
 
     mode = "shm"
     align = ALIGNMENT
+    unpacked: Unpacked | None = None  # a segment's bytes are all that replicas see
 
     def __init__(self, ranks: Mapping[str, int], size: int) -> None:
         self.memory = Halves(self._allocate, size)

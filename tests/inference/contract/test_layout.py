@@ -85,7 +85,7 @@ def test_two_ranks_of_sglang_take_weights_by_memory_and_by_broadcast(tmp_path, m
         joining.join(DEADLINE)
         names, shapes = [name for name, _ in named], [list(tensor.shape) for _, tensor in named]
         sent = group.broadcast(torch.cat([t.reshape(-1).view(torch.uint8) for _, t in named]), DEADLINE)
-        tell(served, commands.update_from_broadcast(names, ["float32"] * len(named), shapes, "two", 2))
+        tell(served, commands.update_from_broadcast(names, ["float32"] * len(named), shapes, "two", 2, packed=True))
         sent.wait()
         group.close()
         tell(served, commands.END_UPDATE)

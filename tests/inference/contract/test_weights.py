@@ -77,22 +77,28 @@ def update_group(served: Served, name: str) -> Iterator[UpdateGroup]:
         tell(served, commands.leave_group(name))
 
 
-def broadcast(served: Served, group: UpdateGroup, named: list[tuple[str, torch.Tensor]], version: int | None) -> None:
-    flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in named])
+def broadcast(
+    served: Served, group: UpdateGroup, named: list[tuple[str, torch.Tensor]], version: int | None, packed: bool
+) -> None:
+    pieces = [tensor.contiguous() for _, tensor in named]
+    if packed:
+        pieces = [torch.cat([piece.view(-1).view(torch.uint8) for piece in pieces])]
     names, dtypes, shapes = zip(
         *((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in named), strict=True
     )
-    sent = group.broadcast(flat, DEADLINE)
-    told(served, commands.update_from_broadcast(names, dtypes, shapes, group.name, version))
-    sent.wait()
+    sent = [group.broadcast(piece, DEADLINE) for piece in pieces]
+    told(served, commands.update_from_broadcast(names, dtypes, shapes, group.name, version, packed=packed))
+    for one in sent:
+        one.wait()
 
 
 def send_by_broadcast(served: Served, folder: Path, version: int) -> None:
+    """Half of the tensors packed, the other half one by one."""
     named = tensors_of(folder)
     half = len(named) // 2
     with update_group(served, f"contract-{version}") as group:
-        broadcast(served, group, named[:half], None)
-        broadcast(served, group, named[half:], version)
+        broadcast(served, group, named[:half], None, packed=True)
+        broadcast(served, group, named[half:], version, packed=False)
 
 
 def test_from_disk(served: Served):

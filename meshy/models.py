@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 
 class ModelError(ValueError):
@@ -41,19 +42,32 @@ def _from_hub(model: str) -> Path:
         ) from error
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json. Raises ModelError."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} holds no config.json; give a folder in Hugging Face format") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} holds no JSON object")
+    return config
+
+
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def folder_faults(folder: Path) -> list[str]:
     """What keeps a folder from being a whole model in Hugging Face format: configuration, weights, tokenizer."""
+    if not (folder / "config.json").is_file():
+        return [f"{folder} holds no config.json; give a folder in Hugging Face format"]
     faults = []
     try:
-        if not isinstance(json.loads((folder / "config.json").read_text()), dict):
-            faults.append(f"{folder / 'config.json'} holds no JSON object")
-    except FileNotFoundError:
-        return [f"{folder} holds no config.json; give a folder in Hugging Face format"]
-    except ValueError as error:
-        faults.append(f"{folder / 'config.json'} is not JSON: {error}")
+        read_config(folder)
+    except ModelError as error:
+        faults.append(str(error))
     if not any((folder / name).is_file() for name in TOKENIZERS):
         faults.append(f"{folder} holds no tokenizer (none of {', '.join(TOKENIZERS)}); save the model's own beside it")
     return faults + _weight_faults(folder)

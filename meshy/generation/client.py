@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from meshy.generation import commands
 from meshy.generation.balance import Balancer
 from meshy.generation.completion import Completion, GenerationError, check_tokens, read_answer, sampling_fields
 from meshy.generation.control import Control
@@ -105,15 +106,8 @@ class GenerationClient(Control):
 
     async def queues(self, seconds: float = 1.0) -> dict[str, int]:
         """{url: requests that wait for a place in that replica}, of those that say so within that time."""
-        results = await asyncio.gather(
-            *(self._http.request("GET", url + "/v1/loads", None, seconds) for url in self.urls), return_exceptions=True
-        )
-        told = zip(self.urls, results, strict=True)
-        return {
-            url: sum(load["num_waiting_reqs"] for load in answer["loads"])
-            for url, answer in told
-            if isinstance(answer, dict)
-        }
+        told = await self.give(dict.fromkeys(self.urls, commands.LOADS), seconds, patience=0.0)
+        return {url: sum(load["num_waiting_reqs"] for load in loads["loads"]) for url, loads in told.answers.items()}
 
     # One request ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshy.generation import commands
-from meshy.generation.commands import Command, PauseMode
+from meshy.generation.commands import Command
 from meshy.generation.transport import Refused, Transport, Unavailable
 
 CONNECT_PATIENCE = 5.0  # seconds for which a command is repeated to a replica that cannot be reached
@@ -80,16 +80,6 @@ class Control:
             told = {url: str(failure) for url, failure in outcome.failures.items()}
             raise ReplicaError(order.path, told, len(self.urls))
         return outcome.answers
-
-    async def pause(self, mode: PauseMode = "retract") -> None:
-        """Stop generating. `retract` goes on with what is written after `continue_`; `abort` answers with it now."""
-        await self.everywhere(commands.pause(mode))
-
-    async def continue_(self) -> None:
-        await self.everywhere(commands.CONTINUE)
-
-    async def model_info(self) -> dict[str, dict[str, Any]]:
-        return await self.everywhere(commands.MODEL_INFO)
 
     async def health(self) -> dict[str, str | None]:
         """{url: None if it is healthy, else what it says}; raises nothing."""

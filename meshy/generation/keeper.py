@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from meshy.generation import commands
 from meshy.generation.completion import GenerationError, weight_version_of
 from meshy.generation.numbers import ReplicaNumbers
 from meshy.generation.rotation import Rotation, too_old
@@ -175,8 +176,9 @@ class Keeper:
 
     async def _version(self, url: str) -> int:
         """The weight version that a replica says it serves. Raises Unavailable."""
+        order = commands.MODEL_INFO
         try:
-            info = await self._transport.request("GET", url + "/model_info", None, ANSWER_SECONDS)
+            info = await self._transport.request(order.method, url + order.path, order.body, ANSWER_SECONDS)
             return weight_version_of(info, url)
         except (Refused, GenerationError) as error:
             raise Unavailable(str(error)) from error

@@ -84,13 +84,17 @@ def layout_of(server: Mapping[str, Any], config: Mapping[str, Any], dtype: torch
 
 def _refuse_padding(config: Mapping[str, Any], tp: int) -> None:
     """On a CPU, SGLang fills up heads and the width of the MLP where they do not divide evenly."""
-    heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
+    heads = _kv_heads(config)
     for name, value, multiple in (
         ("num_key_value_heads", heads, tp),
         ("intermediate_size", int(config["intermediate_size"]), MLP_PADDING_ON_CPU * tp),
     ):
         if value % multiple:
             raise UnknownLayout(f"on a CPU with tp={tp}, SGLang pads {name}={value} to a multiple of {multiple}")
+
+
+def _kv_heads(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
 def second_name(name: str, config: Mapping[str, Any]) -> bool:
@@ -123,7 +127,7 @@ def shard(tensor: Tensor, cut: Cut, rank: int, tp: int, config: Mapping[str, Any
         width = tensor.shape[1] // tp
         return tensor[:, rank * width : (rank + 1) * width], 0
     if cut == "kv_heads":
-        heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
+        heads = _kv_heads(config)
         if tp > heads:  # several ranks have the same head
             rank, tp = rank // (tp // heads), heads
     if cut == "whole":

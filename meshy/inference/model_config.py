@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from meshy.models import read_config
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,8 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Raises OSError or ValueError where config.json cannot be read."""
-    file = folder / "config.json"
-    whole: dict[str, Any] = json.loads(file.read_text())
-    if not isinstance(whole, dict):
-        raise ValueError(f"{file} holds no JSON object")
+    """Raises ModelError where config.json cannot be read."""
+    whole = read_config(folder)
     text = whole.get("text_config", whole)  # of models that also see or hear
     heads = int(text.get("num_attention_heads") or 1)
     return ModelConfig(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from meshy.data.task import Example
+from meshy.models import read_config
 
 
 class PromptError(ValueError):
@@ -46,7 +46,7 @@ class Chat:
     @cached_property
     def vocab_size(self) -> int:
         """Ids that the model has an embedding for; some of them may be no token of the tokenizer."""
-        config = json.loads((self._folder / "config.json").read_text())
+        config = read_config(self._folder)
         return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or len(self._tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:

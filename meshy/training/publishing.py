@@ -1,6 +1,5 @@
 """What the trainer's leader does with new weights: publish, bring up to date who missed them, verify, keep on disk."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshy.models import read_config
 from meshy.service import Context
 from meshy.training.commands import CheckWeights, StreamWeights, WriteWeights
 from meshy.training.config import TrainerConfig
@@ -52,7 +52,6 @@ class Publishing:
         self._urls = tuple(replica.url for replica in self._replicas)
         self._publisher: Publisher | None = None
         self._verifier: Verifier | None = None
-        self._mode = "disk"
         self._version = 0
         self._staged: Path | None = None
 
@@ -60,6 +59,11 @@ class Publishing:
     def behind(self) -> list[str]:
         """The replicas that do not serve the newest version, as far as is known."""
         return self._publisher.watch.behind(self._version) if self._publisher is not None else []
+
+    @property
+    def _streams(self) -> bool:
+        """Whether weights travel without a disk."""
+        return self._publisher is not None and self._publisher.carrier is not None
 
     def start(self) -> None:
         """Waits until every replica serves the initial weights, and decides how new ones go there. ReplicaError,
@@ -82,19 +86,19 @@ class Publishing:
             )
             for replica in self._replicas
         ]
-        self._mode = choose(config.publish, self.context.replica.host, targets)
-        self._publisher.carrier = self._carrier(targets)
-        model = json.loads((self.context.model_folder / "config.json").read_text())
+        mode = choose(config.publish, self.context.replica.host, targets)
+        self._publisher.carrier = self._carrier(mode, targets)
+        model = read_config(self.context.model_folder)
         self._verifier = Verifier(model, dtype_of(self.context.model_folder, "auto"), told)
         self._publisher.keep_watch(0)
-        log.info("new weights go to %d replicas by %s, as %s", len(targets), self._mode, self.dtype)
+        log.info("new weights go to %d replicas by %s, as %s", len(targets), mode, self.dtype)
 
-    def _carrier(self, targets: list[Target]) -> Carrier | None:
+    def _carrier(self, mode: str, targets: list[Target]) -> Carrier | None:
         ranks = {target.url: target.ranks for target in targets}
         size = self.config.bucket_mb << 20
-        if self._mode == "shm":
+        if mode == "shm":
             return Shm(ranks, size)
-        if self._mode == "collective":
+        if mode == "collective":
             own = self.context.replica
             return Collective(own.host, own.weights_port, ranks, size, self.device)
         return None
@@ -128,7 +132,7 @@ class Publishing:
         At least one serves them in the end: NobodyServes if none can within `weights_deadline` seconds, all attempts
         together. What is returned tells of the last attempt."""
         self._version = version
-        if self._mode == "disk":
+        if not self._streams:
             self._staged = self._command(WriteWeights(version))
         if self._publisher is None:
             return Published("disk")
@@ -153,7 +157,7 @@ class Publishing:
         """The newest version to these replicas, within so many seconds."""
         assert self._publisher is not None
         self._publisher.deadline = seconds
-        if self._mode != "disk":
+        if self._streams:
             published: Published = self._command(StreamWeights(self._version, urls))
             return published
         folder = self._staged or self.context.folder.weights_of(self._version)

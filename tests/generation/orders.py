@@ -12,15 +12,15 @@ from meshy.generation.completion import weight_version_of
 async def publish_from_disk(client: GenerationClient, folder: Path, version: int, *, drain: bool = False) -> None:
     """All replicas load the folder; requests in flight go on with the new weights, or, with `drain`, end first."""
     if not drain:
-        await client.pause("retract")
+        await client.everywhere(commands.pause("retract"))
     await client.everywhere(commands.update_from_disk(folder, version))
     if not drain:
-        await client.continue_()
+        await client.everywhere(commands.CONTINUE)
 
 
 async def versions(client: GenerationClient) -> dict[str, int]:
     """{url: weight version that it serves}."""
-    return {url: weight_version_of(info, url) for url, info in (await client.model_info()).items()}
+    return {url: weight_version_of(info, url) for url, info in (await client.everywhere(commands.MODEL_INFO)).items()}
 
 
 async def load_of(client: GenerationClient, url: str) -> dict[str, Any]:

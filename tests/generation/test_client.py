@@ -101,7 +101,7 @@ def test_requests_in_flight_are_bounded(replicas):
 def test_those_who_wait_for_a_place_go_in_order_and_may_leave(pristine):
     async def work():
         async with client_of(pristine[:1], max_in_flight_per_replica=1) as client:
-            await client.pause("retract")
+            await client.everywhere(commands.pause("retract"))
             ended = []
 
             async def one(number):
@@ -115,7 +115,7 @@ def test_those_who_wait_for_a_place_go_in_order_and_may_leave(pristine):
             await asyncio.wait([jobs[0]])
             jobs[1].cancel()
             jobs[3].cancel()
-            await client.continue_()
+            await client.everywhere(commands.CONTINUE)
             await asyncio.wait(jobs)
             assert ended == [2, 4, 5]
 
@@ -168,8 +168,8 @@ def test_an_aborted_generation_is_resumed_and_writes_the_same(pristine):
             while not job.done() and interruptions < 3:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(running(client, url), 1)
-                await client.pause("abort")
-                await client.continue_()
+                await client.everywhere(commands.pause("abort"))
+                await client.everywhere(commands.CONTINUE)
                 interruptions += 1
             done = await job
             assert (done.tokens, done.finish_reason) == (expected.tokens, expected.finish_reason)
@@ -183,13 +183,13 @@ def test_a_request_that_comes_during_a_pause_waits_for_its_end(pristine):
     async def work():
         async with client_of(pristine[:1]) as client:
             (url,) = client.urls
-            await client.pause("retract")
+            await client.everywhere(commands.pause("retract"))
             assert "503" in (await client.health())[url]
             job = asyncio.create_task(client.generate(PROMPT, Sampling(max_new_tokens=2)))
             while not (await load_of(client, url))["queues"]["paused"]:
                 await asyncio.sleep(0.005)
             assert not job.done()
-            await client.continue_()
+            await client.everywhere(commands.CONTINUE)
             assert (await job).parts == 1
 
     run(work)
@@ -199,7 +199,7 @@ def test_a_cancelled_request_gives_its_slot_back(replicas):
     async def work():
         async with client_of(replicas[:1]) as client:
             (url,) = client.urls
-            await client.pause("retract")
+            await client.everywhere(commands.pause("retract"))
             job = asyncio.create_task(client.generate(PROMPT, LONG))
             while not (await load_of(client, url))["queues"]["paused"]:
                 await asyncio.sleep(0.005)
@@ -208,7 +208,7 @@ def test_a_cancelled_request_gives_its_slot_back(replicas):
                 await job
             while (await load_of(client, url))["queues"]["paused"]:
                 await asyncio.sleep(0.005)
-            await client.continue_()
+            await client.everywhere(commands.CONTINUE)
             assert client.balance.load == {url: 0}
 
     run(work)

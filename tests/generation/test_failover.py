@@ -16,7 +16,7 @@ from subprocess import Popen
 
 import pytest
 
-from meshy.generation import GenerationClient, GenerationError, ReplicaError, keeper
+from meshy.generation import GenerationClient, GenerationError, ReplicaError, commands, keeper
 from meshy.recipe import Sampling
 from tests.generation.conftest import OPTIONS
 from tests.generation.orders import load_of, publish_from_disk
@@ -107,7 +107,7 @@ def test_a_killed_server_loses_nothing(replicas, own, caplog):
             health = await client.health()
             assert health[replicas[0]] is None and "could not be reached" in health[doomed]
             with pytest.raises(ReplicaError, match="failed on 1 of 2") as caught:
-                await client.model_info()
+                await client.everywhere(commands.MODEL_INFO)
             assert caught.value.failures.keys() == {doomed}
 
     with caplog.at_level(logging.WARNING, "meshy.generation"):
@@ -174,10 +174,10 @@ def test_a_replica_that_missed_an_update_is_out_until_it_has_it(pristine, folder
         updated, behind = pristine
         async with client_of(pristine, deadline=60) as client:
             client.require(0)
-            await client.pause("in_place")
+            await client.everywhere(commands.pause("in_place"))
             early = start(client, 4, key="a")  # they may be written by any weights from version 0 on
             await until(lambda: sum(client.balance.in_flight.values()) == 4)
-            await client.continue_()
+            await client.everywhere(commands.CONTINUE)
             await load(updated, folders[1], 1)
             client.require(1)
             jobs = start(client, 8)
@@ -206,7 +206,7 @@ def test_what_newer_weights_began_is_not_continued_by_older_ones(pristine, own, 
             client.require(0)
             (job,) = start(client, 1)
             await running(client, newer)
-            await trainer.pause("abort")
+            await trainer.everywhere(commands.pause("abort"))
             while not (await load_of(trainer, newer))["queues"]["paused"]:  # its second part
                 await asyncio.sleep(0.005)
             process.kill()

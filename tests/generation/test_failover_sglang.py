@@ -5,56 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from meshy.inference.model_config import read_model_config
-from meshy.inference.sglang.arguments import ServerPlan
-from meshy.inference.sglang.interpreter import interpreter
-from meshy.inference.sglang.server import SglangServer
 from meshy.recipe import Sampling
 from tests.generation.test_client import PROMPT, client_of, running
 from tests.generation.test_failover import until
+from tests.inference.real_sglang import HOST, free_ports, sglang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-HOST = "127.0.0.1"
 GREEDY = Sampling(max_new_tokens=400, temperature=0.0)
 
 
-@contextmanager
-def sglang(folder: Path, port: int, meeting: int) -> Iterator[SglangServer]:
-    plan = ServerPlan(
-        python=interpreter(None),
-        model=read_model_config(folder),
-        host=HOST,
-        port=port,
-        rendezvous=f"{HOST}:{meeting}",
-        on_gpu=False,
-        dtype="auto",
-        context_length=480,
-        max_running_requests=8,
-        weight_version=0,
-        random_seed=0,
-    )
-    server = SglangServer(plan)
-    try:
-        server.start()
-        server.wait_ready(150)
-        yield server
-    finally:
-        server.close()
-
-
 def test_a_killed_sglang_server_loses_nothing_and_is_used_again(replicas, folders):
-    with socket.socket() as one, socket.socket() as two:
-        one.bind((HOST, 0))
-        two.bind((HOST, 0))
-        ports = one.getsockname()[1], two.getsockname()[1]
+    ports = free_ports()
     url = f"http://{HOST}:{ports[0]}"
     prompts = [[*PROMPT, last] for last in range(6)]
 
@@ -66,7 +31,7 @@ def test_a_killed_sglang_server_loses_nothing_and_is_used_again(replicas, folder
     async def work():
         async with client_of([url, replicas[0]]) as client:
             client.require(0)
-            with sglang(folders[0], *ports) as server:
+            with sglang(folders[0], ports, context_length=480) as server:
                 expected = await asyncio.gather(*await answers(client))
                 assert {one.replica for one in expected} == {url, replicas[0]}
                 jobs = await answers(client)
@@ -76,7 +41,7 @@ def test_a_killed_sglang_server_loses_nothing_and_is_used_again(replicas, folder
                 assert one.replica == replicas[0] and one.tokens == before.tokens
                 assert one.versions == [0] * len(one.tokens) and one.parts == 1
             assert client.rotation.fit == (replicas[0],) and client.numbers[url].retries == 3
-            with sglang(folders[0], *ports):
+            with sglang(folders[0], ports, context_length=480):
                 await until(lambda: len(client.rotation.fit) == 2)
                 again = await asyncio.gather(*await answers(client))
                 assert [one.tokens for one in again] == [one.tokens for one in expected]

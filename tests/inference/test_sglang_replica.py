@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from meshy.inference.sglang.server import SglangFailure
 from meshy.observe.jsonl import read_jsonl
-from tests.inference.contract.conftest import sglang
 from tests.inference.models import call
+from tests.inference.real_sglang import free_ports, sglang
 from tests.inference.replica import replica_process
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
@@ -82,5 +82,5 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(folder: Path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen(1)
-        with pytest.raises(OSError, match="cannot listen on"), sglang(folder, port=holder.getsockname()[1]):
+        with pytest.raises(OSError, match="cannot listen on"), sglang(folder, (holder.getsockname()[1], free_ports()[1])):
             pass

@@ -15,8 +15,8 @@ from meshy.training.weights.folder import dtype_of, write_weights
 from meshy.training.weights.publisher import Published, Publisher
 from meshy.training.weights.shm import Shm
 from meshy.training.weights.verify import Verifier, differences
-from tests.inference.contract.conftest import sglang
 from tests.inference.models import build, call
+from tests.inference.real_sglang import sglang
 from tests.training.stage import Load
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(300)]

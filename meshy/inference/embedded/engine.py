@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from meshy.generation.commands import PauseMode
 from meshy.inference.embedded.batch import FlatBatch, flatten
 from meshy.inference.embedded.request import Request, RequestError
 from meshy.inference.embedded.runner import ModelRunner
@@ -24,7 +25,6 @@ from meshy.inference.embedded.scheduler import Plan, Scheduler
 from meshy.inference.embedded.scoring import append_candidates, score_inputs
 from meshy.inference.embedded.weights import WeightError, WeightUpdate
 
-PauseMode = Literal["abort", "retract", "in_place"]
 T = TypeVar("T")
 
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +15,6 @@ from meshy.inference.embedded.session import Named
 JOIN_SECONDS = 60.0
 # The last resort: a trainer that goes away or gives up ends a broadcast at once.
 RECEIVE_SECONDS = 300.0
-
-T = TypeVar("T")
 
 
 def incoming(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> Named:
@@ -116,17 +110,3 @@ class UpdateGroups:
         if group is not None:
             group.close()
         return group is not None
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Its result, from a thread of its own that does not keep the process alive."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever awaits
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="weight-updates", daemon=True).start()
-    return await asyncio.wrap_future(future)

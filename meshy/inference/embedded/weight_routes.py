@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshy.generation.in_thread import in_thread
 from meshy.generation.shared_tensors import PayloadError, SegmentReader
 from meshy.generation.update_group import GroupError
 from meshy.inference.embedded import information
 from meshy.inference.embedded.engine import Engine
-from meshy.inference.embedded.groups import UpdateGroups, in_thread, incoming
+from meshy.inference.embedded.groups import UpdateGroups, incoming
 from meshy.inference.embedded.http import Answer, Call, Handler, as_json, done
 from meshy.inference.embedded.request import RequestError
 from meshy.inference.embedded.session import Named, UpdateSession

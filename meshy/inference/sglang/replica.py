@@ -59,8 +59,8 @@ class SglangReplica:
             if not self._complained:
                 self._complained = True
                 self._service.log.warning("the timeline does not tell when SGLang works: %s", error)
-        except (OSError, TimeoutError):
-            pass  # it answers late, or is ending, which `wait_for_end` sees
+        except OSError as error:  # it answers late, or is ending, which `wait_for_end` sees
+            self._service.log.debug("SGLang does not tell its load: %s", error)
         return 0
 
     def close(self) -> None:

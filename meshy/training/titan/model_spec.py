@@ -1,6 +1,5 @@
 """From a Hugging Face `config.json` to TorchTitan's description of the model."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torchtitan.models.qwen3 import parallelize_qwen3
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.module import Module
 
+from meshy.models import read_config
 from meshy.training.titan.attention import CausalAttention
 from meshy.training.titan.qwen2 import Qwen2Adapter, qwen2_config
 from meshy.training.titan.qwen3 import Qwen3Adapter, qwen3_config
@@ -46,11 +46,3 @@ def model_spec(folder: Path, *, max_seq_len: int, flex: bool) -> ModelSpec:
         post_optimizer_build_fn=None,
         state_dict_adapter=adapter,
     )
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json; FileNotFoundError says what a model folder holds."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json; give a model folder in Hugging Face format")
-    return json.loads(path.read_text())

@@ -1,9 +1,9 @@
-"""An event loop in a thread of its own, for code that blocks; and the other way round."""
+"""An event loop in a thread of its own, for code that blocks."""
 
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -41,22 +41,3 @@ class Background:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-
-
-async def in_thread(function: Callable[[], Result]) -> Result:
-    """Its result, from a thread of its own. Whoever does not wait for it any more leaves the thread to itself; it keeps
-    neither the process alive nor others from having a thread."""
-    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-        else:
-            if future.set_running_or_notify_cancel():
-                future.set_result(result)
-
-    threading.Thread(target=run, name=f"in-thread {getattr(function, '__name__', '')}", daemon=True).start()
-    return await asyncio.wrap_future(future)

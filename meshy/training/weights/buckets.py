@@ -86,7 +86,7 @@ class Halves:
         self._allocate = allocate
         self._size = size
         self._segment: Tensor | None = None
-        self._busy: list[Callable[[], object]] = []
+        self._reader: Callable[[], object] | None = None
         self._next = 0  # where the next half begins
         self._undivided = False  # the region given last was the whole segment
 
@@ -97,7 +97,8 @@ class Halves:
     def region(self, size: int) -> UInt8[Tensor, " bytes"]:
         """Memory for a bucket whose first tensor has so many bytes. Waits for whoever still reads it."""
         half = self._size // 2 // 64 * 64
-        self._wait(0 if size > half or self._undivided else 1)  # what was lent last may be the other half
+        if size > half or self._undivided:  # else what is being read is the other half
+            self.free()
         self._undivided = size > half
         if size > self._size:
             self._segment, self._size = None, -(-size // 128) * 128
@@ -110,13 +111,12 @@ class Halves:
         return self._segment[start : start + half]
 
     def lend(self, done: Callable[[], object]) -> None:
-        """The region given last is being read until `done` returns."""
-        self._busy.append(done)
+        """The region given last is being read until `done` returns. Waits for whoever read the one before."""
+        self.free()
+        self._reader = done
 
     def free(self) -> None:
         """Waits until nobody reads the segment any more."""
-        self._wait(0)
-
-    def _wait(self, left: int) -> None:
-        while len(self._busy) > left:
-            self._busy.pop(0)()
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            reader()

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from meshy.generation import commands
+from meshy.generation.in_thread import in_thread
 from meshy.generation.transport import Refused, Unavailable
 from meshy.generation.update_group import GroupError, UpdateGroup, join, reach_store, serve_store
-from meshy.training.weights.background import in_thread
 from meshy.training.weights.bracket import Bracket
 from meshy.training.weights.buckets import Bucket, Halves, Unpacked
 

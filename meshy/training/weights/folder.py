@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from meshy.models import read_config
 from meshy.observe.runfolder import versions_in
 from meshy.training.weights.shards import write_shards
 
@@ -96,7 +97,7 @@ def prune_weights(weights: Path, keep: int) -> None:
 def dtype_of(source: Path, wanted: str) -> torch.dtype:
     """The torch dtype called `wanted`; for "auto" the one that the model's config.json names, or else float32."""
     if wanted == "auto":
-        config = json.loads((source / "config.json").read_text())
+        config = read_config(source)
         wanted = config.get("dtype") or config.get("torch_dtype") or "float32"
     return getattr(torch, wanted)
 

@@ -19,9 +19,9 @@ from meshy.generation.layout import layout_of
 from meshy.generation.shared_tensors import SharedSegment
 from meshy.generation.update_group import join, serve_store
 from meshy.inference.sglang.interpreter import OF_THE_CHECKOUT
-from tests.inference.contract.conftest import HOST, sglang
 from tests.inference.contract.served import CONTEXT, Served
 from tests.inference.models import byte_tokenizer
+from tests.inference.real_sglang import HOST, sglang
 
 DEADLINE = 60.0
 Named = list[tuple[str, Tensor]]

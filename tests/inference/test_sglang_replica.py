@@ -82,5 +82,8 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(folder: Path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen(1)
-        with pytest.raises(OSError, match="cannot listen on"), sglang(folder, (holder.getsockname()[1], free_ports()[1])):
+        with (
+            pytest.raises(OSError, match="cannot listen on"),
+            sglang(folder, (holder.getsockname()[1], free_ports()[1])),
+        ):
             pass

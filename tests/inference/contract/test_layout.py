@@ -65,7 +65,7 @@ def test_two_ranks_of_sglang_take_weights_by_memory_and_by_broadcast(tmp_path, m
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")  # a core for each, where there is one NUMA node
     folder = wide_model(tmp_path / "wide")
     named = [(name, tensor + 0.01) for name, tensor in tensors_of(folder)]
-    with sglang(folder, tp=2) as server:
+    with sglang(folder, tp=2, context_length=CONTEXT) as server:
         served = Served("sglang", f"http://{HOST}:{server.plan.port}", folder, folder, CONTEXT)
         assert differences(served, tensors_of(folder)) == []
         served.pause("retract")

@@ -36,8 +36,9 @@ $(VENV)/.ready: pyproject.toml $(CONSTRAINTS) Makefile
 demo: setup
 	$(BIN)/torchrun --standalone --nproc-per-node $(SLOTS) -m meshy.ignitor recipes/grpo_sync.py $(ARGS)
 
+# Two workers: most tests wait for processes. A file's tests stay together, for they share servers.
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not e2e and not prove and not sglang" $(ARGS)

@@ -319,6 +319,7 @@ class AsyncQueueClient:
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for loses a cancellation that comes together with the event
+            await event.wait()
     except TimeoutError:
         return

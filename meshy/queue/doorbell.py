@@ -67,7 +67,8 @@ class Doorbell:
         while not heard.is_set():
             await self._wire.controller("ring", name=echo)
             try:
-                await asyncio.wait_for(heard.wait(), RETRY_SECONDS)
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await heard.wait()
             except TimeoutError:
                 if asyncio.get_running_loop().time() > give_up:
                     raise QueueUnreachable(

@@ -63,7 +63,8 @@ class _Worker:
             )
         worker = cls(process, *await asyncio.open_connection(sock=ours))
         try:
-            error = await asyncio.wait_for(worker.ask({"reward": reward, "sys_path": sys.path}), deadline)
+            async with asyncio.timeout(deadline):
+                error = await worker.ask({"reward": reward, "sys_path": sys.path})
         except TimeoutError as late:
             await worker.kill()
             raise RewardError(f"reward {reward}: a worker was not ready {deadline:g} s after its start") from late
@@ -157,7 +158,8 @@ class RewardPool:
         started = time.monotonic()
         reusable = False
         try:
-            value, error = await asyncio.wait_for(worker.ask(sample), self._deadline)
+            async with asyncio.timeout(self._deadline):
+                value, error = await worker.ask(sample)
             reusable = True
         except TimeoutError:
             error = f"gave no score within {self._deadline:g} s; its worker was killed"

@@ -55,6 +55,25 @@ def test_no_ring_is_lost_in_a_race_of_puts_and_takes(no_polls, writer, scorer, p
     assert got == [f"u{i}" for i in range(60)]
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_cancellation_that_comes_together_with_the_ring_is_not_lost(no_polls, writer, queue, contract, turns):
+    async def ring_and_cancel():
+        async with AsyncQueueClient(queue.endpoints, contract, "scorer.0") as scorer:
+            waiter = asyncio.create_task(scorer.take("rows0"))
+            while "rows0" not in scorer._doorbell._events:
+                await scorer.table()
+            for _ in range(3):  # it has looked by then, and waits
+                await scorer.table()
+            scorer._doorbell._events["rows0"].set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiter.cancel()
+            await asyncio.wait({waiter}, timeout=5)
+            assert waiter.cancelled()
+
+    asyncio.run(ring_and_cancel())
+
+
 def test_the_poll_is_the_net_beneath_the_doorbell(monkeypatch, writer, scorer, partition):
     monkeypatch.setattr(client_module, "POLL_SECONDS", 0.05)
     bell = scorer._client._doorbell

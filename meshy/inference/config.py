@@ -100,13 +100,14 @@ class InferenceConfig(ServiceConfig):
             faults.append(
                 "gpus_per_replica: the embedded engine computes on one GPU; set it to 1 and take more replicas"
             )
-        defaults = InferenceConfig()
-        faults += [
-            f"{name}: only SGLang knows this; leave it out, or set engine='sglang'"
-            for name in _OF_SGLANG
-            if getattr(self, name) != getattr(defaults, name)
-        ]
+        faults += [f"{name}: only SGLang knows this; leave it out, or set engine='sglang'" for name in self.of_sglang]
         return faults
+
+    @property
+    def of_sglang(self) -> list[str]:
+        """Fields that are set here and that only SGLang knows."""
+        defaults = InferenceConfig()
+        return [name for name in _OF_SGLANG if getattr(self, name) != getattr(defaults, name)]
 
     def _size_faults(self, recipe: Recipe) -> list[str]:
         gpus, tp = max(1, self.gpus(recipe)), self.tp_of(recipe)

@@ -40,6 +40,8 @@ class InferenceService(Service):
         config: InferenceConfig = self.config
         self.choice = choose(config, self.device.type == "cuda")
         self.log.info("engine: %s (%s)", self.choice.engine, self.choice.why)
+        if self.choice.engine == "embedded" and config.of_sglang:
+            self.log.warning("the embedded engine knows nothing of %s: ignored", ", ".join(config.of_sglang))
         with self.gpu(), weights_at_start(self.context.folder, self.context.model_folder, self.context.name) as start:
             folder, version = start
             self.log.info("weight version %d, from %s", version, folder)

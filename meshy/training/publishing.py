@@ -123,6 +123,9 @@ class Publishing:
         if wrong:  # one that was started again meanwhile serves another version, and will be brought up to date
             self._publisher.look(tuple(wrong))
             refuse({url: names for url, names in wrong.items() if url not in self.behind}, command.version)
+        log.info(
+            "weights v%d: %d replicas hold the trainer's, by checksum", command.version, len(expected) - len(wrong)
+        )
 
     # The leader's step ------------------------------------------------------------------------------------------------
 

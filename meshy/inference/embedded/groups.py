@@ -13,7 +13,7 @@ from meshy.inference.embedded.request import RequestError
 from meshy.inference.embedded.session import Named
 
 JOIN_SECONDS = 60.0
-# The last resort: a trainer that goes away or gives up ends a broadcast at once.
+# The last resort: a trainer that goes away ends a broadcast at once.
 RECEIVE_SECONDS = 300.0
 
 

@@ -1,4 +1,6 @@
-"""Weights by broadcast: the trainer's first rank and every rank of every replica in one process group."""
+"""Weights by broadcast: from the trainer's first rank to every rank of every replica, in process groups of them."""
+
+from __future__ import annotations
 
 import asyncio
 import secrets
@@ -17,15 +19,23 @@ from meshy.training.weights.buckets import Bucket, Halves, Unpacked
 
 GRACE = 2.0  # seconds for others to join after one has failed to
 LEAVE_SECONDS = 1.0  # within which a replica that is well has left a group
+PROBE_SECONDS = 1.0  # within which one that is well answers
 
 
 class Collective:
-    """host, port: where the group meets; a store listens there for the trainer's life, and groups that follow one
-    another are numbered. ranks: how many processes of each replica take part. device: that weights are sent from.
-    size: bytes that may be held for that. Raises GroupError where the port is taken.
+    """host, port: where groups meet; a store listens there for the trainer's life, and groups that follow one another
+    are numbered. ranks: how many processes of each replica take part. device: that weights are sent from. size: bytes
+    that may be held for that. Raises GroupError where the port is taken.
 
     Small tensors are packed, a quarter of `size` in two halves: each broadcast costs about as much as sending a
-    megabyte. Large ones are sent from where they lie, three eighths of `size` at a time while the next ones come."""
+    megabyte. Large ones are sent from where they lie, three eighths of `size` at a time while the next ones come.
+
+    With NCCL, all replicas are in one group. With gloo, each has a group of its own: gloo cannot break a broadcast off,
+    and where replicas pass the bytes on to one another, one that hangs would hold up the others.
+
+    A broadcast to a replica that hangs may go on after the replica was dropped, from memory that holds other bytes by
+    then. That does no harm: the replica stays paused until it has been given all weights anew.
+    """
 
     mode = "collective"
     align = 1  # receivers take the bytes of a bucket one tensor after another
@@ -33,36 +43,59 @@ class Collective:
     def __init__(self, host: str, port: int, ranks: Mapping[str, int], size: int, device: torch.device) -> None:
         self.memory = Halves(lambda size: torch.empty(size, dtype=torch.uint8, device=device), size // 4)
         self.unpacked: Unpacked | None = Unpacked(least=size // 64, most=size * 3 // 8, device=device)
-        self._host, self._ranks = host, ranks
-        self._store: TCPStore = serve_store(host, port, timeout=60.0)
-        self._backend = "nccl" if device.type == "cuda" else "gloo"
+        meetings = _Meetings(host, serve_store(host, port, timeout=60.0), "nccl" if device.type == "cuda" else "gloo")
+        shares = [list(ranks)] if device.type == "cuda" else [[url] for url in ranks]
+        self._lanes = [_Lane(meetings, {url: ranks[url] for url in share}) for share in shares]
+
+    async def open(self, bracket: Bracket) -> None:
+        await asyncio.gather(*(lane.open(bracket) for lane in self._lanes))
+
+    async def send(self, bracket: Bracket, bucket: Bucket, version: int | None) -> None:
+        """Every living replica receives and loads the bucket; who fails is dropped."""
+        await asyncio.gather(*(lane.send(bracket, bucket, version) for lane in self._lanes))
+
+    async def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+
+class _Lane:
+    """Replicas that receive in one group. ranks: of each, by its URL."""
+
+    def __init__(self, meetings: _Meetings, ranks: Mapping[str, int]) -> None:
+        self._meetings, self._ranks = meetings, ranks
         self._group: UpdateGroup | None = None
         self._members: tuple[str, ...] = ()
-        self._life, self._count = secrets.token_hex(4), 0  # replicas may still know groups of a trainer before
+
+    def _living(self, bracket: Bracket) -> tuple[str, ...]:
+        return tuple(url for url in bracket.living if url in self._ranks)
 
     async def open(self, bracket: Bracket) -> None:
         """A group of exactly the living replicas: the one that is there, or a new one where others are in it."""
-        while bracket.living and (self._group is None or self._members != tuple(bracket.living)):
+        while (living := self._living(bracket)) and (self._group is None or self._members != living):
             await self._leave(bracket)
-            await self._meet(bracket)
+            await self._meet(bracket, living)
 
     async def send(self, bracket: Bracket, bucket: Bucket, version: int | None) -> None:
-        """Every living replica receives and loads the bucket. If one fails meanwhile, the group is made anew and the
-        bucket goes out again to those that are well: loading it twice does no harm. One that refuses twice is dropped.
-        """
-        refused: set[str] = set()
-        while bracket.living:
+        """If one fails, the group is made anew and the bucket goes out again to those that are well: loading it twice
+        does no harm. Who fails twice is dropped, and at once who does not answer at all."""
+        failed: set[str] = set()
+        while self._living(bracket):
             await self.open(bracket)
-            if not bracket.living:
+            if not self._living(bracket):
                 return
             failures = await self._attempt(bracket, bucket, version)
             if not failures:
                 return
             await self._leave(bracket)
             for url, failure in failures.items():
-                if not isinstance(failure, Refused) or url in refused:
+                if url in failed or not (isinstance(failure, Refused) or await self._only_held_up(bracket, url)):
                     bracket.drop(url, failure)
-                refused.add(url)
+                failed.add(url)
+
+    async def _only_held_up(self, bracket: Bracket, url: str) -> bool:
+        """Whether a replica that did not get its bytes in time is well, so that another may be to blame."""
+        return len(self._members) > 1 and await bracket.one(url, commands.MODEL_INFO, PROBE_SECONDS) is None
 
     async def _attempt(self, bracket: Bracket, bucket: Bucket, version: int | None) -> dict[str, Exception]:
         """One broadcast; what stood against it, by replica."""
@@ -80,12 +113,12 @@ class Collective:
         seconds = bracket.patience
         sent = asyncio.create_task(in_thread(lambda: _broadcast(group, pieces, seconds)))
         sent.add_done_callback(lambda task: group.close() if task.cancelled() or task.result() else None)
-        answers = await asyncio.gather(*(self._told(bracket, url, order, group) for url in bracket.living))
-        failures = {url: failure for url, failure in zip(bracket.living, answers, strict=True) if failure is not None}
+        answers = await asyncio.gather(*(self._told(bracket, url, order, group) for url in self._members))
+        failures = {url: failure for url, failure in zip(self._members, answers, strict=True) if failure is not None}
         if failures:
             return failures  # the broadcast itself may wait for one of these until its deadline
         if (broken := await sent) is not None:
-            return dict.fromkeys(bracket.living, Refused(str(broken), 400))
+            return dict.fromkeys(self._members, Refused(str(broken), 400))
         return {}
 
     async def _told(self, bracket: Bracket, url: str, order: commands.Command, group: UpdateGroup) -> Exception | None:
@@ -94,14 +127,10 @@ class Collective:
             group.close()
         return failure
 
-    async def _meet(self, bracket: Bracket) -> None:
+    async def _meet(self, bracket: Bracket, members: tuple[str, ...]) -> None:
         """A new group of the living. A replica that cannot join is dropped, and there is no group then."""
-        self._count += 1
-        members = tuple(bracket.living)
         size = 1 + sum(self._ranks[url] for url in members)
-        meeting = _Meeting(
-            self._host, self._store.port, f"weights-{self._life}-{self._count}", size, self._backend, bracket.patience
-        )
+        meeting = self._meetings.call(size, bracket.patience)
         mine = asyncio.create_task(meeting.join(0))
         ranks: dict[str, range] = {}
         invited: dict[asyncio.Task[Refused | Unavailable | None], str] = {}
@@ -125,6 +154,7 @@ class Collective:
             task.cancel()
         if failed:
             mine.add_done_callback(_close)
+            await self._tell_to_leave(bracket, meeting.name, members)
             return
         try:
             self._group, self._members = await mine, members
@@ -139,20 +169,38 @@ class Collective:
             return
         group, self._group = self._group, None
         group.close()
-        order = commands.leave_group(group.name)
-        await asyncio.gather(*(bracket.one(url, order, LEAVE_SECONDS) for url in self._members))
+        await self._tell_to_leave(bracket, group.name, self._members)
 
-    async def close(self) -> None:
+    @staticmethod
+    async def _tell_to_leave(bracket: Bracket, group: str, members: tuple[str, ...]) -> None:
+        order = commands.leave_group(group)
+        await asyncio.gather(*(bracket.one(url, order, LEAVE_SECONDS) for url in members))
+
+    def close(self) -> None:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+class _Meetings:
+    """Calls groups together, each under a name of its own."""
+
+    def __init__(self, host: str, store: TCPStore, backend: str) -> None:
+        self._host, self._store, self._backend = host, store, backend
+        self._life, self._count = secrets.token_hex(4), 0  # replicas may still know groups of a trainer before
+
+    def call(self, size: int, seconds: float) -> _Meeting:
+        self._count += 1
+        name = f"weights-{self._life}-{self._count}"
+        return _Meeting(self._host, self._store.port, name, size, self._backend, seconds)
 
 
 class _Meeting:
     """What whoever joins a new group must know. seconds: that it may take."""
 
     def __init__(self, host: str, port: int, name: str, size: int, backend: str, seconds: float) -> None:
-        self._host, self._port, self._name, self._size = host, port, name, size
+        self.name = name
+        self._host, self._port, self._size = host, port, size
         self._backend, self._seconds = backend, seconds
         self._standing_in: set[asyncio.Task[UpdateGroup]] = set()
 
@@ -162,7 +210,7 @@ class _Meeting:
             self._port,
             first_rank=ranks.start,
             world_size=self._size,
-            group=self._name,
+            group=self.name,
             backend=self._backend,
         )
 
@@ -170,7 +218,7 @@ class _Meeting:
         def call() -> UpdateGroup:
             store = reach_store(self._host, self._port, self._size, self._seconds)  # one is for one thread at a time
             return join(
-                store, rank=rank, world_size=self._size, name=self._name, backend=self._backend, timeout=self._seconds
+                store, rank=rank, world_size=self._size, name=self.name, backend=self._backend, timeout=self._seconds
             )
 
         return await in_thread(call)

@@ -16,7 +16,7 @@ from meshy.queue.endpoints import Endpoints
 from meshy.queue.errors import ColumnError, QueueClosed, QueueError, QueueTimeout, QueueUnreachable, Refused
 from meshy.queue.rights import Rights
 from meshy.queue.rows import Rows
-from meshy.queue.wire import Wire
+from meshy.queue.wire import Wire, sender_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,16 @@ class AsyncQueueClient:
     contract: every partition's columns and consumers; the queue must have been started with the same one.
     caller: `<group>.<replica>`, such as `rollout.1`; it says which columns may be written and which consumer takes.
     deadline: seconds within which the queue's processes must answer, else QueueUnreachable names the one that did not.
+    life: of the calling process; once another has banished it, everything that this client asks for is Refused.
 
     Every call may raise QueueUnreachable; what else it raises is said with it (see errors.py).
     """
 
-    def __init__(self, endpoints: Endpoints, contract: Contract, caller: str, deadline: float = 30.0) -> None:
+    def __init__(
+        self, endpoints: Endpoints, contract: Contract, caller: str, deadline: float = 30.0, life: str = ""
+    ) -> None:
         self.rights = Rights(contract, caller)
+        self._life = life
         self.caller = caller
         self._endpoints = endpoints
         self._contract = contract
@@ -65,7 +69,7 @@ class AsyncQueueClient:
 
     async def _connect(self) -> None:
         if self._wire is None:
-            self._wire = Wire(self._endpoints, self.caller, self._deadline)
+            self._wire = Wire(self._endpoints, self.caller, self._deadline, self._life)
             self._doorbell = Doorbell(self._endpoints, self._wire)
         theirs = (await self._wire.controller("hello"))["contract"]
         mine = self._contract.to_json()
@@ -255,10 +259,11 @@ class AsyncQueueClient:
         packed = await wire.get(rows.indexes, rows.uids, columns)
         return {name: unpack(partition.columns[name], packed[name]) for name in columns}
 
-    async def clear(self, rows: Rows) -> None:
+    async def clear(self, rows: Rows, unless: str | None = None) -> None:
         """Delete rows that this caller's end consumer took, and whose memory and indexes are free again.
 
-        Raises Refused for anybody else, StaleRows for rows that are cleared already; then nothing is deleted.
+        Raises Refused for anybody else, and where a row has column `unless`; StaleRows for rows that are cleared
+        already; then nothing is deleted.
         """
         if not rows:
             return
@@ -267,14 +272,36 @@ class AsyncQueueClient:
             raise Refused(
                 f"{self.caller}: only {end!r}, the end consumer of {rows.partition!r}, clears rows that it took"
             )
-        await asyncio.shield(asyncio.create_task(self._clear(await self._wired(), rows)))  # all of it, or none
+        await asyncio.shield(asyncio.create_task(self._clear(await self._wired(), rows, unless)))  # all of it, or none
 
     @staticmethod
-    async def _clear(wire: Wire, rows: Rows) -> None:
+    async def _clear(wire: Wire, rows: Rows, unless: str | None) -> None:
         which = {"partition": rows.partition, "indexes": list(rows.indexes), "uids": list(rows.uids)}
-        await wire.controller("mark_clearing_rows", consumer=rows.consumer, **which)
+        await wire.controller("mark_clearing_rows", consumer=rows.consumer, unless=unless, **which)
         await wire.clear(rows.indexes, rows.uids)
         await wire.controller("clear", **which)
+
+    async def watch(self, partition: str) -> asyncio.Event:
+        """An event that the partition's next change sets. Take it before a `look`, wait for it after, and look now and
+        then all the same: a ring of the doorbell can be lost."""
+        self.rights.partition(partition)
+        await self.connect()
+        assert self._doorbell is not None
+        await self._doorbell.subscribe(partition)
+        return self._doorbell.armed(partition)
+
+    async def look(self, partition: str) -> list[tuple[Rows, frozenset[str]]]:
+        """Every row of a partition, oldest first, taken or not, and the columns that it has."""
+        self.rights.partition(partition)
+        seen = await (await self._wired()).controller("look", partition=partition)
+        return [
+            (Rows(partition, (uid,), (index,)), frozenset(columns))
+            for uid, index, columns in zip(seen["uids"], seen["indexes"], seen["columns"], strict=True)
+        ]
+
+    async def banish(self, caller: str, life: str) -> None:
+        """That client's process has ended: nothing that it had sent, and is still on its way, is done any more."""
+        await (await self._wired()).controller("banish", sender=sender_of(caller, life))
 
     async def table(self) -> dict[str, Any]:
         """JSON-able: per partition the rows alive, ready per column; per consumer: taken, ready, waiting, missing."""

@@ -32,6 +32,8 @@ OPERATIONS = (
     "give_back",
     "mark_clearing_rows",
     "clear",
+    "look",
+    "banish",
     "table",
 )
 
@@ -46,6 +48,7 @@ class Controller(_controller.TransferQueueController):
         self.ledgers: dict[str, Ledger] = {}
         self.lock = threading.Lock()
         self._serial = 0
+        self._banished: set[str] = set()
         with self.lock:  # no request is served before the partitions are there
             super().__init__(polling_mode=True)
             for name, partition in contract.partitions.items():
@@ -75,6 +78,8 @@ class Controller(_controller.TransferQueueController):
             operation = body.pop("operation", None)
             if request_msg.receiver_id != self.address:
                 raise WrongRun(f"this is {self.address!r}, but the message is for {request_msg.receiver_id!r}")
+            if request_msg.sender_id in self._banished:
+                raise Refused(f"{request_msg.sender_id} was declared dead; nothing that it asks for is done any more")
             if operation not in OPERATIONS:
                 raise Refused(f"{request_msg.request_type} is not served; use meshy.queue.client")
             with self.lock:
@@ -139,9 +144,11 @@ class Controller(_controller.TransferQueueController):
         self.bell.send(topic(partition))
         return {}
 
-    def mark_clearing_rows(self, partition: str, consumer: str, indexes: list[int], uids: list[str]) -> dict[str, Any]:
+    def mark_clearing_rows(
+        self, partition: str, consumer: str, indexes: list[int], uids: list[str], unless: str | None
+    ) -> dict[str, Any]:
         """Hide rows from everybody; storage drops them next, then `clear` frees their indexes."""
-        self._ledger(partition).check_clear(consumer, indexes, uids)
+        self._ledger(partition).check_clear(consumer, indexes, uids, unless)
         self.mark_clearing(indexes, [partition] * len(indexes))
         return {}
 
@@ -149,6 +156,14 @@ class Controller(_controller.TransferQueueController):
         ledger = self._ledger(partition)
         ledger.fence(indexes, uids, "clear")
         self._strike(ledger, indexes)
+        return {}
+
+    def look(self, partition: str) -> dict[str, Any]:
+        return self._ledger(partition).look()
+
+    def banish(self, sender: str) -> dict[str, Any]:
+        """From now on nothing is done for this sender, whatever of it is still on its way."""
+        self._banished.add(sender)
         return {}
 
     def table(self) -> dict[str, Any]:

@@ -111,8 +111,11 @@ class Ledger:
         self.consumer(consumer)
         self.status.consumption_status[consumer][alive] = 0
 
-    def check_clear(self, consumer: str, indexes: Sequence[int], uids: Sequence[str]) -> None:
-        """Raise Refused unless the consumer is the one who clears and has taken these rows."""
+    def check_clear(
+        self, consumer: str, indexes: Sequence[int], uids: Sequence[str], unless: str | None = None
+    ) -> None:
+        """Raise Refused unless the consumer is the one who clears and has taken these rows; also if one of them has
+        column `unless`."""
         if not self.consumer(consumer).end:
             end = self.contract.end_consumer.name
             raise Refused(
@@ -122,6 +125,17 @@ class Ledger:
         consumed = self.status.consumption_status.get(consumer)
         if consumed is None or not bool(consumed[list(indexes)].all()):
             raise Refused(f"{consumer!r} may clear only rows of {self.contract.name!r} that it has taken")
+        if unless is not None and bool(self._produced(unless)[list(indexes)].any()):
+            raise Refused(f"a row of {self.contract.name!r} has got column {unless!r} meanwhile; none is cleared")
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    def look(self) -> dict[str, Any]:
+        """All rows that are written, oldest first, each with the columns that it has."""
+        live = sorted((index for index in self.uids if index not in self.reserved), key=self._order.__getitem__)
+        there = {name: self._produced(name)[live].tolist() for name in self.contract.columns}
+        columns = [[name for name, has in there.items() if has[i]] for i in range(len(live))]
+        return {"indexes": live, "uids": [self.uids[index] for index in live], "columns": columns}
 
     # The table --------------------------------------------------------------------------------------------------------
 

@@ -16,15 +16,21 @@ from meshy.queue.errors import BY_NAME, QueueError, QueueUnreachable
 from meshy.queue.transferqueue import STORAGE_CLIENT_PREFIX, Message, MessageType, Role, ServerInfo, SocketPool
 
 
+def sender_of(caller: str, life: str) -> str:
+    """How the queue knows a client. life: of its process, where it matters which one of them it was."""
+    return f"{caller}/{life}" if life else caller
+
+
 class Wire:
     """One client's sockets. Belongs to the event loop in which it is used.
 
     deadline: seconds that any one request may take.
     """
 
-    def __init__(self, endpoints: Endpoints, caller: str, deadline: float) -> None:
+    def __init__(self, endpoints: Endpoints, caller: str, deadline: float, life: str = "") -> None:
         self.endpoints = endpoints
         self.caller = caller
+        self._sender = sender_of(caller, life)
         self.deadline = deadline
         self.context = zmq.asyncio.Context(io_threads=1)
         identity = f"{STORAGE_CLIENT_PREFIX}{caller}_{uuid.uuid4().hex[:8]}"
@@ -44,7 +50,7 @@ class Wire:
 
     async def _request(self, role: str, kind: Any, what: str, body: dict[str, Any]) -> dict[str, Any]:
         peer = self._peers[role]
-        message = Message.create(request_type=kind, sender_id=self.caller, receiver_id=peer.id, body=body)
+        message = Message.create(request_type=kind, sender_id=self._sender, receiver_id=peer.id, body=body)
         try:
             async with asyncio.timeout(self.deadline):  # cheaper than wait_for, which would start a task
                 answer = await self._exchange(peer, message)

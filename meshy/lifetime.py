@@ -11,6 +11,9 @@ import sys
 import threading
 import time
 
+LIFE = "MESHY_LIFE"
+"""The environment variable by which an ignitor tells one life of a service from the next."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from meshy.colocation.columns import ring_declarations
 from meshy.columns import TRAIN, Consumes, Declaration, Produces
 from meshy.importing import nearest, path_of
 
@@ -88,7 +89,8 @@ class ServiceGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ColocationRing:
-    """Groups that take turns on exactly the same GPUs. FALLBACK members hold them while no ON_DEMAND member asks."""
+    """Groups that take turns on exactly the same GPUs: ON_DEMAND members when they ask, in the order of the ring; the
+    FALLBACK member, of which there is one, while nobody asks."""
 
     id: str
     members: tuple[tuple[str, Membership], ...]
@@ -159,7 +161,7 @@ class Recipe:
         raise LookupError("no role with a `batch_size` is the end consumer of partition 'train'")
 
     def declarations(self) -> tuple[Declaration, ...]:
-        """What every group says about the queue's columns."""
+        """What every group says about the queue's columns, and the ledgers of the rings."""
         return tuple(
             Declaration(
                 group=group.id,
@@ -169,6 +171,12 @@ class Recipe:
                 live_rows=group.config.live_rows(self),
             )
             for group in self.groups
+        ) + tuple(
+            declaration
+            for ring in self.rings
+            for declaration in ring_declarations(
+                ring.id, {g.id: g.replicas for g in self.groups if g.id in dict(ring.members)}
+            )
         )
 
 

@@ -143,14 +143,6 @@ def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[s
     return faults
 
 
-def not_built_faults(recipe: Recipe) -> list[str]:
-    """What the design has and this version cannot run: better refused than run without what it promises."""
-    return [
-        f"ring {ring.id!r}: sharing GPUs by a token ring is checked but not built yet; give each group GPUs of its own"
-        for ring in recipe.rings
-    ]
-
-
 def ring_faults(recipe: Recipe) -> list[str]:
     """Rings that do not hold together, and groups that share GPUs without one."""
     faults: list[str] = []
@@ -195,6 +187,12 @@ def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> l
     if not any(how == FALLBACK for _, how in ring.members):
         faults.append(
             f"ring {ring.id!r} has no FALLBACK member; someone must hold the GPUs while nobody asks (usually inference)"
+        )
+    elif sum(how == FALLBACK for _, how in ring.members) > 1:
+        several = ", ".join(repr(id) for id, how in ring.members if how == FALLBACK)
+        faults.append(
+            f"ring {ring.id!r} has several FALLBACK members ({several}), which would not yield to one another; let one "
+            "hold the GPUs while nobody asks, and make the others ON_DEMAND"
         )
     return faults
 

@@ -27,7 +27,7 @@ from meshy.recipe import (
     ServiceConfig,
     ServiceGroup,
 )
-from meshy.refusals import not_built_faults, type_faults, type_name
+from meshy.refusals import type_faults, type_name
 from meshy.topology import FIRST_BASE_PORT, Gpu, Topology, derive_topology
 
 
@@ -50,7 +50,7 @@ def resolve(
     base_port: where the ports begin; the recipe's own block, or the first there is, by default.
     """
     recipe, misset, mistyped = _load(Path(path), settings, len(gpus))
-    faults = misset + mistyped + not_built_faults(recipe)
+    faults = misset + mistyped
     try:
         if not mistyped:  # else derivation would stumble over them
             topology = derive_topology(recipe, gpus, base_port or recipe.base_port or FIRST_BASE_PORT)

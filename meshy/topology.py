@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from meshy.columns import Contract, derive_contract
 from meshy.importing import nearest
-from meshy.recipe import Recipe, RecipeError, ServiceGroup
+from meshy.recipe import Membership, Recipe, RecipeError, ServiceGroup
 from meshy.refusals import ring_faults, structure_faults, value_faults, wait_for_faults
 
 PORT_SPAN = 2048
@@ -112,7 +112,7 @@ class Ring:
     """A set of GPUs whose roles take turns. `keeper` is the ignitor that clears its ledger."""
 
     id: str
-    members: tuple[tuple[str, str], ...]
+    members: tuple[tuple[str, Membership], ...]
     gpus: tuple[int, ...]
     keeper: int
 

@@ -28,8 +28,9 @@ WATCHDOG_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What the service does for its ring. free: give up everything that it holds on its GPUs, on all ranks. restore: bring
-    it back; not called before the first turn, when there is nothing yet. payload: what whoever comes next should know.
+    """What the service does for its ring. free: give up everything that it holds on its GPUs, on all ranks. restore:
+    bring it back; not called for the first turn, when there is nothing yet. payload: what whoever comes next should
+    know.
 
     Those of an ON_DEMAND service are called on the thread that uses the GPUs, those of a FALLBACK service on one of
     their own. failed: told once what has ended the agent.
@@ -57,8 +58,8 @@ Order = tuple[Literal["restore", "enter", "free", "failed"], Any]
 
 
 class Agent:
-    """`with agent.gpu(): ...` runs while the ring's token is here. One thread at a time is let in; the same one may go in
-    again within. life: of this process, as its ignitor named it."""
+    """`with agent.gpu(): ...` runs while the ring's token is here. One thread at a time is let in; the same one may go
+    in again within. life: of this process, as its ignitor named it."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class Agent:
     def _follow(self) -> None:
         try:
             self._loop.run_until_complete(self._live())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody follows the ring any more
+        except BaseException as error:
             log.exception("ring %r: the agent of %s has failed", self._ring, self.member.replica)
             self._orders.put(("failed", error))
             self._hooks.failed(error)
@@ -212,7 +213,7 @@ class Agent:
     async def _rest(self, bell: asyncio.Event) -> None:
         """Until the ledger or the member changes."""
         waits = [asyncio.ensure_future(event.wait()) for event in (bell, self._kick)]
-        done, pending = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        _, pending = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for wait in pending:
             wait.cancel()
         for task in [task for task in self._callbacks if task.done()]:
@@ -262,4 +263,9 @@ class Agent:
 
     def health(self) -> dict[str, Any]:
         ledger = self.ledger
-        return {"ring": self._ring, "token": self.member.phase, "turn": ledger.turn, "holder": ledger.holder or "nobody"}
+        return {
+            "ring": self._ring,
+            "token": self.member.phase,
+            "turn": ledger.turn,
+            "holder": ledger.holder or "nobody",
+        }

@@ -45,9 +45,7 @@ class Books:
         if fresh:
             for uid, told in (await self._columns(fresh, REQUEST)).items():
                 self._known[uid] = Row(**told)
-        granted = [
-            rows for rows, columns in seen if TURN in columns and self._known[rows.uids[0]].grant is None
-        ]
+        granted = [rows for rows, columns in seen if TURN in columns and self._known[rows.uids[0]].grant is None]
         if granted:
             for uid, told in (await self._columns(granted, GRANT)).items():
                 told["payload"] = json.loads(told["payload"])
@@ -62,7 +60,7 @@ class Books:
         plain = {name: values if isinstance(values, list) else values.tolist() for name, values in columns.items()}
         return {uid: {name: values[i] for name, values in plain.items()} for i, uid in enumerate(whole.uids)}
 
-    # Writing: False where a row is gone or was changed meanwhile; then nothing was written. -----------------------------
+    # Writing: False where a row is gone or was changed meanwhile; then nothing was written. ---------------------------
 
     async def ask(self, replica: str, life: str) -> None:
         row = {"uid": f"{replica}-{uuid.uuid4().hex[:12]}", "replica": replica, "life": life, "asked": time.time()}
@@ -108,4 +106,3 @@ class Books:
         for row in clear.rows:
             del self._taken[row.uid]
         return True
-

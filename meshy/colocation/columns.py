@@ -35,8 +35,8 @@ def keeper_of(ring: str) -> str:
 
 
 def ring_declarations(ring: str, replicas: Mapping[str, int]) -> Sequence[Declaration]:
-    """Who writes and clears the ledger. replicas: of each member, by group. A replica has at most one row that waits and
-    one of the present turn; the keeper clears all others."""
+    """Who writes and clears the ledger. replicas: of each member, by group. A replica has at most one row that waits
+    and one of the present turn; the keeper clears all others."""
     partition = partition_of(ring)
 
     def writes(group: str) -> tuple[Produces, ...]:
@@ -47,11 +47,6 @@ def ring_declarations(ring: str, replicas: Mapping[str, int]) -> Sequence[Declar
 
     keeper = keeper_of(ring).rpartition(".")[0]
     return (
-        *(
-            Declaration(group, count, (), writes(group), {partition: 3 * count})
-            for group, count in replicas.items()
-        ),
-        Declaration(
-            keeper, 1, (Consumes(partition, ("uid",), end=True),), writes(keeper)[1:], {partition: SPARE_ROWS}
-        ),
+        *(Declaration(group, count, (), writes(group), {partition: 3 * count}) for group, count in replicas.items()),
+        Declaration(keeper, 1, (Consumes(partition, ("uid",), end=True),), writes(keeper)[1:], {partition: SPARE_ROWS}),
     )

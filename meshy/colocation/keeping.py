@@ -1,4 +1,4 @@
-"""The keeper of a ring as a thread of an ignitor: clears the ledger, stands in for the dead, writes the ring's history."""
+"""The keeper of a ring as a thread of an ignitor: clears the ledger, stands in for the dead, writes the history."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RingKeeper:
     def _follow(self) -> None:
         try:
             self._loop.run_until_complete(self._live())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody keeps the ring any more
+        except BaseException as error:
             if not self._closing:
                 log.exception("the keeper of ring %r has failed", self._ring)
                 self._failed(error)

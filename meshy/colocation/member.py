@@ -2,8 +2,8 @@
 
     out --Restore--> restoring --restored()--> in --Free--> freeing --freed()--> leaving --(Give or SayFreed)--> out
 
-ON_DEMAND replicas ask when code waits for the GPUs, and leave when it has ended. FALLBACK replicas always ask, and leave
-at the first moment at which no such code runs and an ON_DEMAND group waits.
+ON_DEMAND replicas ask when code waits for the GPUs, and leave when it has ended. FALLBACK replicas always ask, and
+leave at the first moment at which no such code runs and an ON_DEMAND group waits.
 """
 
 from __future__ import annotations

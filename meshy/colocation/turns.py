@@ -1,9 +1,10 @@
 """A ring's ledger as everybody reads it, and the rule of who comes next. Pure.
 
-A replica that wants the ring's GPUs puts a row into the ledger; whoever grants writes into that row the turn that it may
-take part in. All rows of one turn are of one group, whose replicas use the GPUs together. Turns are numbered 1, 2, 3 ...
-without a gap; the newest one is the present turn, and its group is the holder. One row of a turn leads it: its replica
-is the only one who grants, further rows of the same turn and, once all others of the turn are freed, the next turn.
+A replica that wants the ring's GPUs puts a row into the ledger; whoever grants writes into that row the turn that it
+may take part in. All rows of one turn are of one group, whose replicas use the GPUs together. Turns are numbered 1, 2,
+3 ... without a gap; the newest one is the present turn, and its group is the holder. One row of a turn leads it: its
+replica is the only one who grants, further rows of the same turn and, once all others of the turn are freed, the next
+turn.
 """
 
 from __future__ import annotations
@@ -203,4 +204,3 @@ def let_join(rule: Rule, ledger: Ledger) -> Give | None:
     if not joining or rule.wanted_by_others(ledger):
         return None
     return Give(joining, ledger.turn, None, "joins its group's turn")
-

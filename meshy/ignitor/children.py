@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from meshy.lifetime import LIFE
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +28,8 @@ TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
 
 @dataclass
 class Child:
-    """One owned process. log_start: where its own words begin in its log, in bytes."""
+    """One owned process. log_start: where its own words begin in its log, in bytes. life: a name for this process,
+    which the one that replaces it does not have."""
 
     name: str
     log: Path
@@ -32,6 +37,7 @@ class Child:
     command: list[str]
     environment: Mapping[str, str]
     log_start: int
+    life: str
 
     @property
     def how_it_ended(self) -> str:
@@ -46,13 +52,14 @@ class Children:
 
     def __init__(self) -> None:
         self.all: list[Child] = []
-        self.exits: queue.SimpleQueue[Child | signal.Signals] = queue.SimpleQueue()
+        self.exits: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the watch loop puts other events there
 
     def spawn(self, name: str, command: list[str], log_file: Path, environment: Mapping[str, str]) -> Child:
         """Start `command` with its output in `log_file`, in a session of its own, to die with this process.
 
         Must be called from the main thread: the kernel ties a child's life to the thread that made it.
         """
+        life = secrets.token_hex(6)
         with log_file.open("ab") as output:
             log_start = output.tell()
             process = subprocess.Popen(
@@ -60,10 +67,10 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, "MESHY_PARENT": str(os.getpid())},
+                env={**environment, "MESHY_PARENT": str(os.getpid()), LIFE: life},
                 start_new_session=True,
             )
-        child = Child(name, log_file, process, command, environment, log_start)
+        child = Child(name, log_file, process, command, environment, log_start, life)
         self.all.append(child)
         threading.Thread(target=self._await_exit, args=(child,), name=f"watch-{name}", daemon=True).start()
         return child
@@ -72,9 +79,13 @@ class Children:
         child.process.wait()
         self.exits.put(child)
 
-    def replace(self, dead: Child) -> Child:
-        """Start `dead` again. Nothing that it had started is left by then: it may hold ports, or a GPU's memory."""
+    def bury(self, dead: Child) -> None:
+        """End what `dead` had started: it may hold ports, or a GPU's memory."""
         _signal(dead, signal.SIGKILL, whole_session=True)
+
+    def replace(self, dead: Child) -> Child:
+        """Start `dead` again. Nothing that it had started is left by then."""
+        self.bury(dead)
         self.all.remove(dead)
         return self.spawn(dead.name, dead.command, dead.log, dead.environment)
 

@@ -15,6 +15,7 @@ from meshy.ignitor.children import Child, Children
 from meshy.ignitor.discover import Seat
 from meshy.ignitor.ending import Ending, count_restart, hear, say
 from meshy.ignitor.restarts import Restart, Restarts
+from meshy.ignitor.rings import Rings
 from meshy.observe.logs import last_traceback
 from meshy.service.readiness import await_ready
 from meshy.topology import Process
@@ -31,7 +32,7 @@ class Interrupts:
     def __init__(self, children: Children) -> None:
         self.count = 0
         self._children = children
-        self.events: queue.SimpleQueue[Child | signal.Signals] = children.exits
+        self.events: queue.SimpleQueue[Child | signal.Signals | Ending] = children.exits
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._heard)
 
@@ -47,6 +48,7 @@ class Watch:
 
     def __init__(self, seat: Seat, run: Run, children: Children, interrupts: Interrupts) -> None:
         self._seat, self._run, self._children, self._interrupts = seat, run, children, interrupts
+        self._rings = Rings(seat.rank, run, seat.store, self._ring_failed)
         self._restarts = Restarts(restart_limits(run), clock=time.monotonic)
         self._due: list[tuple[float, Child]] = []
         self._over: dict[str, threading.Event] = {}
@@ -58,8 +60,10 @@ class Watch:
         try:
             while (ending := self._next()) is None:
                 self._start_what_is_due()
+                self._rings.listen()
             return ending
         finally:
+            self._rings.close()
             for over in self._over.values():
                 over.set()
 
@@ -69,6 +73,8 @@ class Watch:
             event = self._interrupts.events.get(timeout=max(0.0, wait))
         except queue.Empty:
             return hear(self._seat.store)
+        if isinstance(event, Ending):
+            return say(self._seat.store, event)
         if isinstance(event, signal.Signals):
             ending = Ending("interrupted", "ignitor", f"{event.name} was received", self._seat.gpu.host)
             return say(self._seat.store, ending)
@@ -79,6 +85,7 @@ class Watch:
         """What the exit of a child means for the run; None where it goes on."""
         if over := self._over.pop(child.name, None):
             over.set()
+        self._rings.ended(child, self._children)
         group = child.name.partition(".")[0]
         code = child.process.returncode
         failed = code != 0 or group == QUEUE
@@ -98,6 +105,10 @@ class Watch:
         count_restart(self._seat.store, child.name)
         self._due.append((time.monotonic() + restart.wait, child))
         return None
+
+    def _ring_failed(self, ring: str, error: BaseException) -> None:
+        reason = f"the keeper of ring {ring!r} has failed: {error}"
+        self._children.exits.put(Ending("failed", "ignitor", reason, self._seat.gpu.host))
 
     def _report(self, child: Child, restart: Restart | None) -> None:
         """Its last words, and what becomes of it."""

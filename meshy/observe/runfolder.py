@@ -53,6 +53,10 @@ class RunFolder:
     def trajectories(self) -> Path:
         return self.path / "trajectories.jsonl"
 
+    def ring(self, id: str) -> Path:
+        """One line a turn: who held the GPUs of a ring, from when to when, and why."""
+        return self.path / f"ring-{id}.jsonl"
+
     @property
     def logs(self) -> Path:
         return self.path / "logs"

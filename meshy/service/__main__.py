@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import secrets
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import FrameType
 
 from meshy.importing import load
-from meshy.lifetime import end_session_with_parent
+from meshy.lifetime import LIFE, end_session_with_parent
 from meshy.observe.logs import setup_logging
 from meshy.service.base import Service
 from meshy.service.context import Context
@@ -45,6 +47,40 @@ def main(launch_file: str, name: str) -> int:
     return live(service)
 
 
+def join_ring(service: Service) -> None:
+    """In a ring, the process that speaks for the replica takes its place there."""
+    context = service.context
+    ring = next((ring for ring in context.topology.rings if ring.id == context.replica.ring), None)
+    if ring is None or context.rank:
+        return
+    from meshy.colocation.agent import Agent, Hooks
+    from meshy.colocation.turns import Rule
+
+    failures: list[BaseException] = []
+
+    def fail(signum: int, frame: FrameType | None) -> None:
+        raise RuntimeError(f"this service has lost its place in ring {ring.id!r}") from failures[0]
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        main = threading.main_thread().ident
+        if main is not None and not service.stopping.is_set():
+            signal.pthread_kill(main, signal.SIGUSR2)
+
+    signal.signal(signal.SIGUSR2, fail)
+    hooks = Hooks(free=service.free_gpu, restore=service.restore_gpu, payload=service.gpu_payload, failed=failed)
+    service.ring = Agent(
+        ring.id,
+        Rule(ring.members),
+        context.replica.name,
+        os.environ.get(LIFE) or secrets.token_hex(6),
+        hooks,
+        context.endpoints,
+        context.topology.contract,
+    )
+    service.ring.start()
+
+
 def live(service: Service) -> int:
     """Take a service through its life; the exit code of the process."""
     from meshy.service.admin import AdminServer
@@ -53,6 +89,7 @@ def live(service: Service) -> int:
     admin = AdminServer(service, context.process.host, context.process.admin_port)
     admin.start()
     try:
+        join_ring(service)
         service.setup()
         if context.group.wait_for:
             service.tell("waiting", f"for {', '.join(context.group.wait_for)}")

@@ -46,8 +46,9 @@ def admin_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     def metrics() -> PlainTextResponse:
+        numbers = service.metrics() | (service.ring.metrics() if service.ring is not None else {})
         label = f'{{service="{service.context.name}"}}'
-        lines = [f"meshy_{name.replace('/', '_')}{label} {value}" for name, value in service.metrics().items()]
+        lines = [f"meshy_{name.replace('/', '_')}{label} {value}" for name, value in numbers.items()]
         return PlainTextResponse("\n".join([*lines, ""]))
 
     service.admin_routes(app)
@@ -63,5 +64,6 @@ def health_of(service: Service) -> dict:
         "state": service.state,
         "since": service.since,
         "detail": service.detail,
+        **(service.ring.health() if service.ring is not None else {}),
         **service.health(),
     }

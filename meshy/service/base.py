@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from fastapi import FastAPI
 
+    from meshy.colocation.agent import Agent
     from meshy.queue.sync import QueueClient
 
 State = Literal["starting", "waiting", "ready", "stopping", "failed"]
@@ -39,6 +40,7 @@ class Service:
         self.state: State = "starting"
         self.since = time.time()
         self.detail = ""
+        self.ring: Agent | None = None  # in a ring, of the process that speaks for the replica
 
     # Hooks ------------------------------------------------------------------------------------------------------------
 
@@ -63,8 +65,22 @@ class Service:
     def admin_routes(self, app: FastAPI) -> None:
         """Add routes of the role's own to the admin endpoint."""
 
+    def free_gpu(self) -> None:
+        """In a ring: give up all memory on this replica's GPUs, on every rank."""
+        raise NotImplementedError(f"{type(self).__name__} is in a ring, but does not say how to free its GPUs")
+
+    def restore_gpu(self, payload: Mapping[str, Any]) -> None:
+        """In a ring: bring back what `free_gpu` gave up. payload: what has travelled with the token."""
+        raise NotImplementedError(f"{type(self).__name__} is in a ring, but does not say how to use its GPUs again")
+
+    def gpu_payload(self) -> dict[str, Any]:
+        """In a ring: small JSON values that whoever uses the GPUs next should know; they travel on until changed."""
+        return {}
+
     def disconnect(self) -> None:
         """Let go of what this base class holds."""
+        if self.ring is not None:
+            self.ring.close()
         if "queue" in self.__dict__:
             self.queue.close()
         self.timeline.close()
@@ -89,8 +105,13 @@ class Service:
 
     @contextmanager
     def gpu(self) -> Iterator[None]:
-        """Use the GPUs of this service: `with self.gpu(): ...`. Outside a ring they are its own and nothing happens."""
-        yield
+        """Use the GPUs of this service: `with self.gpu(): ...`. In a ring this waits for the token and passes it on
+        afterwards; outside, they are its own and nothing happens."""
+        if self.ring is None:
+            yield
+            return
+        with self.ring.gpu():
+            yield
 
     def tell(self, state: State, detail: str = "") -> None:
         """Say what the service is doing; seen in `/health` and `meshy status`."""

@@ -24,7 +24,9 @@ RULE = Rule((("inference", FALLBACK), ("teacher", ON_DEMAND), ("trainer", ON_DEM
 
 @pytest.fixture(scope="module")
 def contract() -> Contract:
-    contract, faults = derive_contract(ring_declarations("ring0", dict.fromkeys(("inference", "teacher", "trainer"), 1)))
+    contract, faults = derive_contract(
+        ring_declarations("ring0", dict.fromkeys(("inference", "teacher", "trainer"), 1))
+    )
     assert not faults
     return contract
 

@@ -16,7 +16,7 @@ SHARED = (("inference", FALLBACK, 1), ("teacher", ON_DEMAND, 2))
 
 
 def explore(start: World, depth: int) -> int:
-    """Every state within so many steps; from the last ones, that all comes to a good end. Returns how many there are."""
+    """Every state within so many steps; all comes to a good end from the last ones. Returns how many there are."""
     seen = {start.key()}
     level = [start]
     for _ in range(depth):

@@ -97,6 +97,11 @@ class Agent:
             self._post(lambda: None)
             self._thread.join(10)
 
+    @property
+    def payload(self) -> Mapping[str, Any]:
+        """What came with the token the last time."""
+        return self._payload
+
     # The service's side -----------------------------------------------------------------------------------------------
 
     @contextmanager

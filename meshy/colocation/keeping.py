@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,40 +25,42 @@ log = logging.getLogger("meshy.colocation")
 class History:
     """Who held the token, from when to when, and why: one line of JSON a turn, written when the next one begins.
 
-    asked, began, ended: unix seconds; took: seconds between the request, or the end of the turn before if that was
-    later, and the grant.
+    asked, began, ended: unix seconds. granted_by, reason: of the row that leads the turn.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._present: tuple[Row, ...] = ()
+        self._turns: dict[int, tuple[Row, ...]] = {}  # not written down yet
 
     def see(self, ledger: Ledger) -> None:
-        if not ledger.present:
-            return
-        if self._present and ledger.turn > grant_of(self._present[0]).turn:
-            self.end(grant_of(ledger.present[0]).at)
-        self._present = ledger.present
+        """Before anything of it is cleared."""
+        for turn, rows in ledger.turns.items():
+            if turn >= max(self._turns, default=0):
+                self._turns[turn] = rows
+        for turn in sorted(self._turns)[:-1]:
+            self._write(self._turns.pop(turn), grant_of(self._turns[turn + 1][0]).at)
 
-    def end(self, at: float) -> None:
-        """Write down the present turn."""
-        if not self._present:
-            return
-        first = grant_of(self._present[0])
+    def end(self) -> None:
+        """The run is over: so is the present turn."""
+        for rows in self._turns.values():
+            self._write(rows, time.time())
+        self._turns.clear()
+
+    def _write(self, rows: tuple[Row, ...], ended: float) -> None:
+        first = grant_of(rows[0])
         line = {
             "turn": first.turn,
-            "holder": self._present[0].group,
-            "replicas": [row.replica for row in self._present],
+            "holder": rows[0].group,
+            "replicas": [row.replica for row in rows],
             "granted_by": first.source,
             "reason": first.reason,
-            "asked": min(row.asked for row in self._present),
+            "asked": min(row.asked for row in rows),
             "began": first.at,
-            "ended": at,
-            "seconds": round(at - first.at, 6),
+            "ended": ended,
+            "seconds": round(ended - first.at, 6),
         }
         with self._file.open("a") as out:
             out.write(json.dumps(line) + "\n")
-        self._present = ()
 
 
 class RingKeeper:
@@ -129,6 +132,7 @@ class RingKeeper:
                     await self._rest(bell)
                 else:
                     await self._carry_out(action, books, ledger)
+            self._history.end()
 
     async def _rest(self, bell: asyncio.Event) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (bell, self._kick)]

@@ -58,15 +58,26 @@ class Ledger:
         self.rows = tuple(rows)
 
     @cached_property
-    def turn(self) -> int:
-        """The present turn; 0 before the first."""
-        return max((row.grant.turn for row in self.rows if row.grant is not None), default=0)
+    def turns(self) -> dict[int, tuple[Row, ...]]:
+        """The rows of each turn that are left, the one that leads it first."""
+        turns: dict[int, list[Row]] = {}
+        for row in self.rows:
+            if row.grant is not None:
+                turns.setdefault(row.grant.turn, []).append(row)
+        return {
+            turn: tuple(sorted(turns[turn], key=lambda row: (not grant_of(row).leads, row.index, row.uid)))
+            for turn in sorted(turns)
+        }
 
     @cached_property
+    def turn(self) -> int:
+        """The present turn; 0 before the first."""
+        return max(self.turns, default=0)
+
+    @property
     def present(self) -> tuple[Row, ...]:
         """The rows of the present turn, the one that leads it first."""
-        rows = [row for row in self.rows if row.grant is not None and row.grant.turn == self.turn]
-        return tuple(sorted(rows, key=lambda row: (not grant_of(row).leads, row.index, row.uid)))
+        return self.turns.get(self.turn, ())
 
     @cached_property
     def waiting(self) -> tuple[Row, ...]:

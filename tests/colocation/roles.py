@@ -1,7 +1,7 @@
 """Roles that take turns on a ring, outside the package: they count, hold a lock, sleep, and die where they are told to.
 
-The lock is the kernel's, on a file of the run folder: it shows two holders whatever the ring believes, and goes with the
-process that has it. Every event is written down with the machine's monotonic time.
+The locks are the kernel's, on a file of the run folder for each GPU: they show two holders whatever the ring believes,
+and go with the process that has them. Every event is written down with the machine's monotonic time.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Turns(Service):
         folder = context.folder.path
         self.trace = (folder / f"trace-{context.name}.jsonl").open("a")
         self.marker = folder / f"crashed-{context.name}"
-        self.lock = (folder / f"lock-{context.replica.ring}").open("a")
+        self.locks = [(folder / f"lock-{gpu}").open("a") for gpu in context.replica.gpus]
         self.count = sum('"enter"' in line for line in (folder / f"trace-{context.name}.jsonl").open()) - 1
-        self.left = False
+        self.granting = threading.Event()
 
     def note(self, event: str, **more: Any) -> None:
         self.trace.write(json.dumps({"event": event, "at": time.monotonic(), **more}) + "\n")
@@ -84,7 +84,8 @@ class Turns(Service):
 
     def take(self) -> None:
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for lock in self.locks:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             (self.context.folder.path / "two-holders").write_text(self.context.name)
             raise RuntimeError("another one holds the lock") from None
@@ -98,12 +99,15 @@ class Turns(Service):
 
     def free_gpu(self) -> None:
         self.note("free")
+        self.granting.clear()
         self.crash("before freeing")
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
+        for lock in self.locks:
+            fcntl.flock(lock, fcntl.LOCK_UN)
         self.note("freed")
 
     def gpu_payload(self) -> dict[str, Any]:
         self.crash("after freeing")
+        self.granting.set()
         return {self.context.group.id: self.count}
 
     def restore_gpu(self, payload: Mapping[str, Any]) -> None:
@@ -121,22 +125,27 @@ class Turns(Service):
                 self.count += 1
                 threading.Event().wait(self.config.hold)
                 self.note("leave")
-            if self.config.crash == "after granting" and self.count == self.config.at and not self.marker.exists():
-                assert self.ring is not None
-                while self.ring.member.phase != "out":
-                    threading.Event().wait(0.001)
-                self.crash("after granting")
+            self.crash_after_granting()
             threading.Event().wait(self.config.pause)
         with (self.context.folder.path / f"done-{self.context.name}").open("w") as out:
             out.write(str(self.count))
         self.stopping.wait()
+
+    def crash_after_granting(self) -> None:
+        if self.config.crash == "after granting" and self.count == self.config.at and not self.marker.exists():
+            assert self.ring is not None
+            self.granting.wait()
+            while self.ring.member.phase == "leaving":
+                threading.Event().wait(0.001)
+            self.crash("after granting")
 
 
 class Idle(Turns):
     """Holds until somebody asks; its own code never does."""
 
     def run(self) -> None:
-        self.stopping.wait()
+        while not self.stopping.wait(0.001 if self.config.crash else None):
+            self.crash_after_granting()
 
     def restore_gpu(self, payload: Mapping[str, Any]) -> None:
         self.count += 1
@@ -174,9 +183,7 @@ def recipe(
         model="recipes/demo_model",
         data="nowhere:nothing",
         groups=(
-            ServiceGroup(
-                id="idle", config=IdleConfig(**options("idle")), replicas=replicas, gpus_per_replica=1
-            ),
+            ServiceGroup(id="idle", config=IdleConfig(**options("idle")), replicas=replicas, gpus_per_replica=1),
             *(
                 ServiceGroup(
                     id=name, config=TurnsConfig(**options(name)), gpus_per_replica=replicas, colocate_with="idle"

@@ -19,9 +19,9 @@ def events(run_dir: Path) -> list[Event]:
 
 
 def hand_offs(run_dir: Path) -> list[float]:
-    """Seconds from when an ON_DEMAND role could have had the GPUs until its restore began: since it asked, or the holder
-    had freed them, whichever was later; where the FALLBACK role held them, what passed before it began to free counts
-    too, but not its freeing."""
+    """Seconds from when an ON_DEMAND role could have had the GPUs until its restore began: since it asked, or the
+    holder had freed them, whichever was later; where the FALLBACK role held them, what passed before it began to free
+    counts too, but not its freeing."""
     costs = []
     wants: dict[str, float] = {}
     freeing: tuple[str, float, float] | None = None  # who, when it began to free, when it had

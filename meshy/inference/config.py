@@ -36,7 +36,8 @@ class InferenceConfig(ServiceConfig):
     tp, ep, dp: GPUs over which each layer is split; among which experts are spread; engines behind one endpoint. tp
         None: gpus_per_replica / dp. A replica may span hosts.
     memory_fraction: share of GPU memory for weights and cache; None leaves it to SGLang. memory_saver: weights and
-        cache can be released and taken back. quantization: of the weights (`fp8` ...).
+        cache can be released and taken back; None: in a ring on GPUs, where they must. quantization: of the weights
+        (`fp8` ...).
     server_args: any other argument of `sglang.launch_server`, with underscores: `{"attention_backend": "fa3"}`.
     startup_deadline: seconds until the server must be ready, model loaded.
     """
@@ -57,7 +58,7 @@ class InferenceConfig(ServiceConfig):
     ep: int = 1
     dp: int = 1
     memory_fraction: float | None = None
-    memory_saver: bool = False
+    memory_saver: bool | None = None
     quantization: str | None = None
     server_args: Mapping[str, Any] = field(default_factory=dict)
     startup_deadline: float = 1800.0
@@ -93,6 +94,24 @@ class InferenceConfig(ServiceConfig):
     def tp_of(self, recipe: Recipe) -> int:
         """`tp`, or what follows from the replica's GPUs."""
         return self.tp or max(1, self.gpus(recipe) // self.dp)
+
+    def ring(self, recipe: Recipe) -> tuple[str, ...]:
+        """The groups with which this one takes turns on its GPUs, itself included; none outside a ring."""
+        own = next((group.id for group in recipe.groups if group.config is self), None)
+        for ring in recipe.rings:
+            ids = tuple(id for id, _ in ring.members)
+            if own in ids:
+                return ids
+        return ()
+
+    def saves_memory(self, recipe: Recipe, on_gpu: bool) -> bool:
+        """`memory_saver`, or what follows from the ring."""
+        return (on_gpu and bool(self.ring(recipe))) if self.memory_saver is None else self.memory_saver
+
+    def backs_up_weights(self, recipe: Recipe, on_gpu: bool) -> bool:
+        """Whether SGLang must keep a copy of weights that it releases: no trainer is in the ring to leave them."""
+        trains = any(recipe.group(id).config.ends_run for id in self.ring(recipe))
+        return on_gpu and bool(self.ring(recipe)) and not trains
 
     def _embedded_faults(self, recipe: Recipe) -> list[str]:
         faults = []

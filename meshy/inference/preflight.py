@@ -30,13 +30,25 @@ def engine_faults(config: InferenceConfig, recipe: Recipe) -> list[str]:
         return []  # the ignitor has said so
     except (OSError, ValueError) as error:
         return [f"the model's config.json cannot be read: {error}"]
-    faults = sharding_faults(model, config.tp_of(recipe)) + reserved_faults(config)
+    faults = (
+        sharding_faults(model, config.tp_of(recipe)) + reserved_faults(config) + ring_faults(config, recipe, on_gpu)
+    )
     return faults + _sglang_faults(config, model, choice.python, on_gpu)
 
 
 def reserved_faults(config: InferenceConfig) -> list[str]:
     """server_args that Meshy sets itself."""
     return [_reserved(name, name) for name in config.server_args if name in RESERVED]
+
+
+def ring_faults(config: InferenceConfig, recipe: Recipe, on_gpu: bool) -> list[str]:
+    """SGLang in a ring that could not let go of its GPUs."""
+    if not config.ring(recipe) or config.saves_memory(recipe, on_gpu) or not on_gpu:
+        return []
+    return [
+        "memory_saver: in a ring, SGLang must free its GPUs for the others, which takes its memory saver; leave it "
+        "out, or set it to true"
+    ]
 
 
 def _reserved(name: str, field: str) -> str:

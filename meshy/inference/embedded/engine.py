@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,9 +25,11 @@ from meshy.inference.embedded.sampler import SamplingBatch, draw
 from meshy.inference.embedded.scheduler import Plan, Scheduler
 from meshy.inference.embedded.scoring import append_candidates, score_inputs
 from meshy.inference.embedded.weights import WeightError, WeightUpdate
+from meshy.inference.parts import Parts
 
 T = TypeVar("T")
 
+MEMORY = {"weights", "kv_cache"}
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
 MAX_BUSY_SECONDS = 1.0  # a busy interval is reported at the latest after this long
@@ -81,6 +84,7 @@ class Engine:
         self.counters = Counters()
         self.failure: BaseException | None = None
         self.paused: PauseMode | None = None
+        self.freed = False  # its memory is somebody else's, by its ring
         self._on_busy = on_busy
         self._on_end = on_end
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -168,6 +172,20 @@ class Engine:
         """Give back the memory of `weights`, `kv_cache` or both, until resumed. RequestError while requests run."""
         return self.call(lambda: self._release(tags))
 
+    def take_memory(self, tags: set[str]) -> Future[None]:
+        """Take it again. RequestError where it is not ours to take."""
+        return self.call(lambda: self._take_memory(tags))
+
+    def free(self) -> Future[Parts]:
+        """Retract what runs, and give back all memory until `restore`. Requests and updates wait meanwhile, and nobody
+        else can have the memory taken again."""
+        return self.call(self._free)
+
+    def restore(self, folder: Path | None, version: str | None) -> Future[Parts]:
+        """Take the memory again and go on: with the weights in that folder as that version, or as they were.
+        WeightError where the folder's cannot be loaded; then it stays freed."""
+        return self.call(lambda: self._restore(folder, version))
+
     # The engine's thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -190,7 +208,8 @@ class Engine:
         self._on_end()
 
     def _can_step(self) -> bool:
-        return self.paused is None and not self._held and self.runner.ready and self.scheduler.busy
+        may = self.paused is None and not self._held and not self.freed
+        return may and self.runner.ready and self.scheduler.busy
 
     def _take_calls(self, wait: bool) -> None:
         if wait:
@@ -302,11 +321,12 @@ class Engine:
 
     def _flushable(self) -> bool:
         self._drop_ended()
-        return not self.scheduler.running and (self.paused is not None or not self.scheduler.waiting)
+        rests = self.paused is not None or self.freed
+        return not self.scheduler.running and (rests or not self.scheduler.waiting)
 
     def _update_if_ready(self) -> None:
         self._drop_ended()
-        while self._updates and not self._held and (self.paused is not None or not self.scheduler.busy):
+        while self._updates and self._may_update():
             function, future = self._updates.pop(0)
             self._report_busy()
             try:
@@ -316,6 +336,9 @@ class Engine:
             except BaseException as error:
                 future.set_exception(EngineFailure(f"the engine has failed: {error!r}"))
                 raise
+
+    def _may_update(self) -> bool:
+        return not self._held and not self.freed and (self.paused is not None or not self.scheduler.busy)
 
     def _hold(self, function: Callable[[], T]) -> T:
         result = function()
@@ -351,6 +374,33 @@ class Engine:
                 "Memory cannot be released while requests are running; pause generation (retract) first."
             )
         self.runner.release(tags)
+
+    def _take_memory(self, tags: set[str]) -> None:
+        if self.freed:
+            raise RequestError("Memory cannot be resumed: the GPU is another service's until the ring's token is back.")
+        self.runner.resume(tags)
+
+    def _free(self) -> Parts:
+        if self._held:
+            raise RequestError("The GPU cannot be freed while weights are being received.")
+        parts = Parts()
+        self.scheduler.retract()
+        self._sampling = None
+        self.freed = True
+        with parts.of("release"):
+            self.runner.release(MEMORY)
+        return parts
+
+    def _restore(self, folder: Path | None, version: str | None) -> Parts:
+        parts = Parts()
+        if folder is not None:
+            with parts.of("load"):
+                self.runner.weights.load_folder(folder)
+            self.weight_version = version or self.weight_version
+        with parts.of("resume"):
+            self.runner.resume(MEMORY)
+        self.freed = False
+        return parts
 
     def _close(self) -> None:
         self._abort(None)

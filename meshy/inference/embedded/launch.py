@@ -17,6 +17,7 @@ from meshy.inference.embedded.protocol import Limits, RequestFactory
 from meshy.inference.embedded.runner import ModelRunner
 from meshy.inference.embedded.server import Server
 from meshy.inference.embedded.text import Text, end_tokens
+from meshy.inference.parts import Parts
 from meshy.listening import listen
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -98,6 +99,17 @@ class EmbeddedServer:
             self._uvicorn.run(sockets=[self._socket])
         finally:
             self._ended.set()
+
+    def free(self) -> Parts:
+        """Give up the memory of weights and cache until `restore`; requests wait."""
+        return self.engine.free().result()
+
+    def restore(self, folder: Path | None, version: int | None) -> Parts:
+        """Take it again, with the weights in that folder as that version, or as they were. Raises WeightError."""
+        parts = self.engine.restore(folder, None if version is None else str(version)).result()
+        if folder is not None:
+            self.server.weights.model_path = str(folder)
+        return parts
 
     def stop(self) -> None:
         """Ask the server to end; `wait` returns when it has. Callable from a signal handler."""

@@ -7,11 +7,14 @@ from typing import Any
 
 from meshy.inference.config import InferenceConfig
 from meshy.inference.embedded.launch import EmbeddedOptions, EmbeddedServer
+from meshy.inference.parts import Parts
 from meshy.service.base import Service
 
 
 class EmbeddedReplica:
     """Takes the replica's port and loads the model when it is made; answers from `start` on."""
+
+    keeps_weights = True
 
     def __init__(self, service: Service, folder: Path, version: int) -> None:
         config: InferenceConfig = service.config
@@ -40,11 +43,21 @@ class EmbeddedReplica:
     def close(self) -> None:
         self._server.close()
 
+    def version(self) -> str:
+        return self._server.engine.weight_version
+
+    def free(self) -> Parts:
+        return self._server.free()
+
+    def restore(self, folder: Path | None, version: int | None) -> Parts:
+        return self._server.restore(folder, version)
+
     def health(self) -> dict[str, Any]:
         engine = self._server.engine
         return {
             "weight_version": engine.weight_version,
             "paused": engine.paused,
+            "freed": engine.freed,
             "running": len(engine.scheduler.running),
             "queued": len(engine.scheduler.waiting),
         }

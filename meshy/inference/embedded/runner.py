@@ -16,7 +16,7 @@ from meshy.inference.embedded.attention import ATTENTION, SlotAttention
 from meshy.inference.embedded.batch import FlatBatch
 from meshy.inference.embedded.cache import SlotCache
 from meshy.inference.embedded.request import RequestError
-from meshy.inference.embedded.weights import LiveWeights
+from meshy.inference.embedded.weights import LiveWeights, give_back
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -85,6 +85,7 @@ class ModelRunner:
             self._cache_released = True
         if "weights" in tags:
             self.weights.park()
+        give_back(self.device)
 
     def resume(self, tags: set[str]) -> None:
         """Take it again; weights come back as they were."""

@@ -11,14 +11,13 @@ from meshy.generation.in_thread import in_thread
 from meshy.generation.shared_tensors import PayloadError, SegmentReader
 from meshy.generation.update_group import GroupError
 from meshy.inference.embedded import information
-from meshy.inference.embedded.engine import Engine
+from meshy.inference.embedded.engine import MEMORY, Engine
 from meshy.inference.embedded.groups import UpdateGroups, incoming
 from meshy.inference.embedded.http import Answer, Call, Handler, as_json, done
 from meshy.inference.embedded.request import RequestError
 from meshy.inference.embedded.session import Named, UpdateSession
 from meshy.inference.embedded.weights import WeightError, WeightUpdate
 
-MEMORY_TAGS = {"weights", "kv_cache"}
 FROM_TENSOR, FROM_BROADCAST = "update_weights_from_tensor", "update_weights_from_distributed"
 
 T = TypeVar("T")
@@ -168,8 +167,7 @@ class WeightRoutes:
         return as_json(None)
 
     async def _resume(self, call: Call) -> Answer:
-        tags = memory_tags(call.body)
-        await done(self._engine.call(lambda: self._engine.runner.resume(tags)))
+        await done(self._engine.take_memory(memory_tags(call.body)))
         return as_json(None)
 
 
@@ -200,7 +198,7 @@ def field(call: Call, name: str, kind: type[T]) -> T:
 
 
 def memory_tags(body: dict[str, Any]) -> set[str]:
-    tags = set(body.get("tags") or MEMORY_TAGS)
-    if not tags <= MEMORY_TAGS:
-        raise RequestError(f"Unknown memory tags {sorted(tags - MEMORY_TAGS)}; known are {sorted(MEMORY_TAGS)}.")
+    tags = set(body.get("tags") or MEMORY)
+    if not tags <= MEMORY:
+        raise RequestError(f"Unknown memory tags {sorted(tags - MEMORY)}; known are {sorted(MEMORY)}.")
     return tags

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+_LIBC = ctypes.CDLL(None)
 
 
 class WeightError(ValueError):
@@ -82,7 +86,8 @@ class LiveWeights:
     def load_folder(self, folder: Path) -> None:
         """Copy the weights of a folder into the live tensors, one by one, converting to their dtype.
 
-        Everything is checked before the first tensor changes. Raises WeightError.
+        Everything is checked before the first tensor changes. Raises WeightError. Where their memory is given back, it
+        is taken tensor by tensor, and what they were is not read again.
         """
         with ExitStack() as stack:
             source: dict[str, Any] = {}
@@ -93,16 +98,22 @@ class LiveWeights:
                 shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in source.items()}
             except (OSError, SafetensorError) as error:
                 raise WeightError(f"Cannot load weights from {folder}: {error}") from error
-            self.restore()
             self._check_folder(folder, shapes)
+            parked, self._parked = self._parked, None
             for name, tensor in self.tensors.items():
+                if parked is not None:
+                    parked.make(name)
                 tensor.copy_(source[name].get_tensor(name))
+            if parked is not None:
+                parked.forget()
 
     def _check_folder(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-        live = self.tensors
+        live = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        if self._parked is not None:
+            live = self._parked.shapes
         missing = sorted(live.keys() - shapes.keys())
         unknown = sorted(shapes.keys() - live.keys() - self._second)
-        wrong = [name for name in live if name in shapes and shapes[name] != tuple(live[name].shape)]
+        wrong = [name for name in live if name in shapes and shapes[name] != live[name]]
         if missing or unknown:
             raise WeightError(
                 f"Cannot load weights: {folder} is of another model ({len(missing)} tensors missing, e.g. "
@@ -111,8 +122,7 @@ class LiveWeights:
         if wrong:
             name = wrong[0]
             raise WeightError(
-                f"Cannot load weights: {name} in {folder} has shape {shapes[name]}, the model "
-                f"{tuple(live[name].shape)}."
+                f"Cannot load weights: {name} in {folder} has shape {shapes[name]}, the model {live[name]}."
             )
 
     @torch.no_grad()
@@ -160,6 +170,7 @@ class _Parked:
     def __init__(self, live: dict[str, Tensor]) -> None:
         self._live = live
         self._device = next(iter(self._live.values())).device
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in live.items()}
         self._host: dict[str, Tensor] = {}
         self._file: Any = None
         if self._device.type == "cpu":
@@ -170,11 +181,29 @@ class _Parked:
         for tensor in self._live.values():
             tensor.data = tensor.data.new_empty(0)
 
+    def make(self, name: str) -> None:
+        """Give one tensor its memory again, with nothing in it."""
+        self._live[name].data = self._live[name].data.new_empty(self.shapes[name])
+
     def restore(self) -> None:
         """Bring every tensor back, bit for bit."""
         host = self._host if self._file is None else load_file(self._file.name)
         for name, tensor in self._live.items():
             # A copy of its own: tensors loaded from a file would stay bound to the file's memory map.
             tensor.data = host[name].to(self._device, copy=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """They are not needed any more."""
+        self._host.clear()
         if self._file is not None:
             self._file.close()
+
+
+def give_back(device: torch.device) -> None:
+    """Return what was freed on that device to the system, which allocators keep for the next one who asks them."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif (trim := getattr(_LIBC, "malloc_trim", None)) is not None:  # glibc has it
+        trim(0)

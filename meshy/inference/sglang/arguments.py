@@ -34,7 +34,8 @@ class ServerPlan:
     """One SGLang server process.
 
     python: the interpreter it runs in. rendezvous: host:port at which its ranks meet. node, nodes: this process among
-    those of the replica, one on each host. extra: any other argument of SGLang, by its name with underscores.
+    those of the replica, one on each host. weights_backup: weights that are released come back by themselves. extra:
+    any other argument of SGLang, by its name with underscores.
     """
 
     python: Path
@@ -56,6 +57,7 @@ class ServerPlan:
     threads: int = 1
     memory_fraction: float | None = None
     memory_saver: bool = False
+    weights_backup: bool = False
     quantization: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ def server_arguments(plan: ServerPlan) -> list[str]:
         "dp_size": plan.dp if plan.dp > 1 else None,
         "mem_fraction_static": plan.memory_fraction,
         "enable_memory_saver": plan.memory_saver,
+        "enable_weights_cpu_backup": plan.weights_backup,
         "quantization": plan.quantization,
         "log_level_http": "warning",
         **_meeting_point(plan),

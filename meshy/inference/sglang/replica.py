@@ -6,8 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from meshy.generation import commands
+from meshy.generation.commands import Command
 from meshy.inference.config import InferenceConfig
 from meshy.inference.model_config import read_model_config
+from meshy.inference.parts import Parts
+from meshy.inference.sglang import memory
 from meshy.inference.sglang.arguments import ServerPlan
 from meshy.inference.sglang.server import SglangServer
 from meshy.observe.ask import ask_json
@@ -26,6 +30,7 @@ class SglangReplica:
         self.server = SglangServer(plan_of(service, python, folder, version))
         self._leads = self.server.plan.node == 0
         self._complained = False
+        self._freed = False
 
     def start(self) -> None:
         plan = self.server.plan
@@ -63,6 +68,26 @@ class SglangReplica:
             self._service.log.debug("SGLang does not tell its load: %s", error)
         return 0
 
+    @property
+    def keeps_weights(self) -> bool:
+        plan = self.server.plan
+        return not plan.memory_saver or plan.weights_backup or bool(plan.extra.get("enable_weights_cpu_backup"))
+
+    def version(self) -> str:
+        return str(self._tell(commands.MODEL_INFO)["weight_version"])
+
+    def free(self) -> Parts:
+        self._freed = True
+        return memory.free(self._tell)
+
+    def restore(self, folder: Path | None, version: int | None) -> Parts:
+        parts = memory.restore(self._tell, folder, version)
+        self._freed = False
+        return parts
+
+    def _tell(self, command: Command) -> Any:
+        return self.server.tell(command, self._config.startup_deadline)
+
     def close(self) -> None:
         self.server.close()
 
@@ -77,6 +102,7 @@ class SglangReplica:
             return told | {"server": f"does not answer ({type(error).__name__})"}
         return told | {
             "weight_version": version,
+            "freed": self._freed,
             "running": int(loads["running"]),
             "queued": int(loads["queued"]),
         }
@@ -144,7 +170,8 @@ def plan_of(service: Service, python: Path, folder: Path, version: int) -> Serve
         nodes=context.world_size,
         threads=config.threads or 1,
         memory_fraction=config.memory_fraction,
-        memory_saver=config.memory_saver,
+        memory_saver=config.saves_memory(recipe, service.device.type == "cuda"),
+        weights_backup=config.backs_up_weights(recipe, service.device.type == "cuda"),
         quantization=config.quantization,
         extra=config.server_args,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -16,8 +18,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from meshy.generation.commands import Command
+from meshy.generation.transport import message_of
 from meshy.inference.sglang.arguments import ServerPlan, server_command, server_environment
 from meshy.inference.sglang.last_words import last_words
 from meshy.listening import listen
@@ -26,6 +30,8 @@ log = logging.getLogger("meshy.inference")
 
 KEPT_LINES = 400
 HEALTH_DEADLINE = 25.0  # seconds; SGLang itself gives up on a generation that does not come after 20
+ANSWER_DEADLINE = 30.0  # to take a command, and between two pieces of an answer
+WATCHDOG_SECONDS = 30.0
 LOOK_SECONDS = 0.25
 END_GRACE = 1.0  # SGLang looks for a SIGTERM every 5 s only; the ignitor waits 4 s for a service
 
@@ -103,6 +109,35 @@ class SglangServer:
         finally:
             connection.close()
 
+    def tell(self, command: Command, deadline: float) -> Any:
+        """What it answers to a command, at most `deadline` seconds later. SglangFailure where it refuses, in its own
+        words, or breaks off."""
+        connection = http.client.HTTPConnection(self.plan.host, self.plan.port, timeout=ANSWER_DEADLINE)
+        began = time.monotonic()
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request(command.method, command.path, json.dumps(command.body), headers)
+            while not select.select([connection.sock], [], [], WATCHDOG_SECONDS)[0]:
+                seconds = time.monotonic() - began
+                log.warning("waiting for SGLang's answer to %s since %.0f s", command.path, seconds)
+                if seconds > deadline:
+                    raise SglangFailure(
+                        f"SGLang did not carry out {command.path} within {deadline:.0f} s; if it needs longer, raise "
+                        f"startup_deadline. {self._last_words()}"
+                    )
+            response = connection.getresponse()
+            status, data = response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise SglangFailure(
+                f"SGLang broke off {command.path} ({type(error).__name__}: {error}). {self._last_words()}"
+            ) from error
+        finally:
+            connection.close()
+        answer = decoded(data)
+        if status != 200 or (isinstance(answer, dict) and not answer.get("success", True)):
+            raise SglangFailure(f"SGLang refused {command.path} ({status}): {message_of(answer)}")
+        return answer
+
     def wait_for_end(self, timeout: float) -> None:
         """Return after `timeout` seconds; SglangFailure at once when the server ends."""
         assert self._process is not None
@@ -143,6 +178,14 @@ class SglangServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return  # nothing is left of it
+
+
+def decoded(data: bytes) -> Any:
+    """JSON where it is that, else text."""
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        return data.decode(errors="replace")
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from typing import Any
 import psutil
 
 from meshy.ignitor.ports import PortBlock
+from meshy.inference.service import InferenceService
 from meshy.observe.runfolder import RunFolder
-from meshy.service.context import Launch, run_digest
+from meshy.service.context import Context, Launch, run_digest
 from meshy.service.readiness import is_ready
 from meshy.settings import load_recipe, resolve
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, Gpu, Topology, derive_topology
@@ -97,8 +98,8 @@ class ReplicaProcess:
 
 
 @contextmanager
-def replica_process(run_dir: Path, model: str = "recipes/demo_model", **settings: str) -> Iterator[ReplicaProcess]:
-    """`settings` of the recipe, with `__` for the dot: inference__engine="sglang". All is gone when the block ends."""
+def launch_file(run_dir: Path, model: Path, **settings: str) -> Iterator[tuple[Path, Topology]]:
+    """A run in which `inference.0` can be started: its launch file, and its topology on ports that are kept for it."""
     chosen = {name.replace("__", "."): value for name, value in settings.items()}
     block = PortBlock(HOST)
     topology = free_topology(block, chosen)
@@ -111,18 +112,39 @@ def replica_process(run_dir: Path, model: str = "recipes/demo_model", **settings
         gpus=topology.gpus,
         base_port=topology.base_port,
         digest=run_digest(*resolve(RECIPE, chosen, topology.gpus, topology.base_port)),
-        model_folder=str(Path(model).absolute()),
+        model_folder=str(model.absolute()),
     )
     launch.write(folder.path / "launch.json")
-    command = [sys.executable, "-m", "meshy.service", str(folder.path / "launch.json"), NAME]
-    process = ReplicaProcess(folder, topology, command)
     try:
-        yield process
+        yield folder.path / "launch.json", topology
     finally:
-        for one in process.processes():
-            one.send_signal(signal.SIGKILL)
-        process.process.wait()
         block.release()
+
+
+@contextmanager
+def replica_process(run_dir: Path, model: str = "recipes/demo_model", **settings: str) -> Iterator[ReplicaProcess]:
+    """`settings` of the recipe, with `__` for the dot: inference__engine="sglang". All is gone when the block ends."""
+    with launch_file(run_dir, Path(model), **settings) as (file, topology):
+        process = ReplicaProcess(RunFolder(run_dir), topology, [sys.executable, "-m", "meshy.service", str(file), NAME])
+        try:
+            yield process
+        finally:
+            for one in process.processes():
+                one.send_signal(signal.SIGKILL)
+            process.process.wait()
+
+
+@contextmanager
+def service_here(run_dir: Path, model: Path, **settings: str) -> Iterator[InferenceService]:
+    """The service of `inference.0` in this process, set up as outside a ring."""
+    with launch_file(run_dir, model, **settings) as (file, _):
+        service = InferenceService(Context.load(file, NAME))
+        try:
+            service.setup()
+            yield service
+        finally:
+            service.close()
+            service.disconnect()
 
 
 def free_topology(block: PortBlock, settings: dict[str, str]) -> Topology:

@@ -31,16 +31,17 @@ def models(tmp_path_factory) -> Path:
 def computed(models) -> dict[int, dict]:
     """What one rank and what two ranks computed, by the number of ranks: real processes, gloo."""
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip((1, 2), pool.map(partial(run_ranks, models), (1, 2)), strict=True))
+        list(pool.map(partial(run_ranks, models), (1, 2)))
+    return {world: torch.load(models / f"world{world}.pt") for world in (1, 2)}
 
 
-def run_ranks(folder: Path, world: int) -> dict:
+def run_ranks(folder: Path, world: int, program: str = "tests.training.rank") -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MESHY_DEVICE": "cpu"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.training.rank", str(folder), str(rank), str(world), str(port)],
+            [sys.executable, "-m", program, str(folder), str(rank), str(world), str(port)],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -50,9 +51,8 @@ def run_ranks(folder: Path, world: int) -> dict:
         for rank in range(world)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     assert all(rank.returncode == 0 for rank in ranks), "\n".join(outputs)
-    return torch.load(folder / f"world{world}.pt")

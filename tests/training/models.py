@@ -32,3 +32,12 @@ def make_model(name: str, folder: Path) -> Path:
             torch.nn.init.normal_(parameter, mean=float("norm" in key), std=0.3)
     model.save_pretrained(folder / name)
     return folder / name
+
+
+def make_large_model(folder: Path) -> Path:
+    """More than 200 MiB of weights in float32; quick to compute with nevertheless, for most of it is vocabulary."""
+    torch.manual_seed(0)
+    shape = {**SHAPE, "vocab_size": 56_000, "hidden_size": 1024, "num_hidden_layers": 1, "intermediate_size": 1024}
+    config = Qwen3Config(head_dim=64, num_key_value_heads=2, tie_word_embeddings=True, **shape)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder

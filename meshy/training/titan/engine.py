@@ -25,6 +25,7 @@ from meshy.training.micro_batch import MicroBatch
 from meshy.training.titan.attention import Documents
 from meshy.training.titan.cpu import reduce_by_plain_sum
 from meshy.training.titan.model_spec import model_spec
+from meshy.training.titan.parked import Parking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class TitanEngine:
         self.adapter = spec.state_dict_adapter(spec.model, str(config.model))
         self.model: Any = self._build_model(spec, parallelism)
         self.optimizers = self._build_optimizer()
+        self._parking = Parking(self.model, self.optimizers, self.device)
 
     def _build_model(self, spec, parallelism: ParallelismConfig) -> nn.Module:
         config = self.config
@@ -151,6 +153,16 @@ class TitanEngine:
         """Every weight under its Hugging Face name, gathered whole, one after another. Collective."""
         for name, value in self.adapter.to_hf(self.model.state_dict()).items():
             yield name, value.full_tensor() if isinstance(value, DTensor) else value
+
+    # Somebody else's turn on the device -------------------------------------------------------------------------------
+
+    def free(self) -> None:
+        """Everything leaves the device: parameters, gradients, the optimiser's state. Only `restore` is of use then."""
+        self._parking.park()
+
+    def restore(self) -> None:
+        """It comes back, bit for bit."""
+        self._parking.restore()
 
     def synchronize(self) -> float:
         """Waits for the device and returns time.time(): for honest intervals."""

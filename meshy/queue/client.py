@@ -337,7 +337,11 @@ class AsyncQueueClient:
             self._wire.close()
 
     async def __aenter__(self) -> AsyncQueueClient:
-        await self.connect()
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 1 -m meshy.ignitor recipes/grpo_colocated.py
     torchrun --standalone --nproc-per-node 8 -m meshy.ignitor recipes/grpo_colocated.py model=Qwen/Qwen3-1.7B
 
-The same as grpo_sync.py but for `colocate_with` and the ring: inference holds the GPUs while nobody asks, and the trainer
-asks for them when it has a batch.
+The same as grpo_sync.py but for `colocate_with` and the ring: inference holds the GPUs while nobody asks, and the
+trainer asks for them when it has a batch.
 """
 
 from pathlib import Path

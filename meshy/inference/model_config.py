@@ -8,6 +8,11 @@ from typing import Any
 
 from meshy.models import read_config
 
+_OF_TENSORS = (
+    "model_type", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "num_experts", "tie_word_embeddings",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -44,6 +49,13 @@ def read_model_config(folder: Path) -> ModelConfig:
         context_length=int(text.get("max_position_embeddings") or 0),
         own_code="auto_map" in whole,
     )
+
+
+def tensor_sizes(folder: Path) -> dict[str, Any]:
+    """What its config.json says of which tensors it has and their shapes. Raises ModelError."""
+    whole = read_config(folder)
+    text = whole.get("text_config", whole)
+    return {name: text[name] for name in _OF_TENSORS if name in text}
 
 
 def _first(text: dict[str, Any], whole: dict[str, Any], *names: str) -> Any:

@@ -13,12 +13,14 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 MEETING_SECONDS = 60.0  # within which every rank connects; all have met already when the line is laid
+WATCHDOG_SECONDS = 60.0  # of waiting for the others, then a line in the log says for whom
 LOST = 70  # exit status of a process that ends because another rank of its replica is gone
 
 
@@ -31,7 +33,7 @@ class Store(Protocol):
 
 
 class Crew:
-    """One per process. `send` on rank 0, `receive` on the others.
+    """One per process. `send` and `wait_for_all` on rank 0, `receive` and `confirm` on the others.
 
     on_loss: called in the watching thread with what happened to a rank that failed or vanished; by default it says so
     and ends this process with status 70.
@@ -43,6 +45,7 @@ class Crew:
         self.rank = rank
         self._on_loss = on_loss or end_process
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._sockets: dict[int, socket.socket] = {}
         self._sending = threading.Lock()
         self._ending = threading.Event()
@@ -59,6 +62,21 @@ class Crew:
     def receive(self) -> Any:
         """Other ranks: wait for the next command. A signal handler can interrupt the wait."""
         return self._inbox.get()
+
+    def confirm(self) -> None:
+        """Other ranks: tell rank 0 that its last command is carried out."""
+        self._tell(("done", self.rank))
+
+    def wait_for_all(self, what: str) -> None:
+        """Rank 0: until every other rank has confirmed once more, however long it takes; one that fails meanwhile ends
+        this process. what: it is that they do, for the log."""
+        began, missing = time.monotonic(), set(self._sockets)
+        while missing:
+            try:
+                missing.remove(self._done.get(timeout=WATCHDOG_SECONDS))
+            except queue.Empty:
+                ranks = ", ".join(str(rank) for rank in sorted(missing))
+                log.warning("waiting %.0f s for ranks %s to %s", time.monotonic() - began, ranks, what)
 
     def fail(self, why: str) -> None:
         """This rank has failed: every other rank ends, saying why."""
@@ -96,6 +114,8 @@ class Crew:
                 return
             if kind == "command":
                 self._inbox.put(content)
+            elif kind == "done":
+                self._done.put(other)
             elif kind == "failed":
                 return self._lost(other, content)
             else:

@@ -3,18 +3,17 @@
 import os
 import threading
 import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from meshy.service import Context, Service
 from meshy.spmd.crew import Crew
 from meshy.spmd.groups import Place, ProcessGroups
+from meshy.spmd.orders import EnterGpu, FreeGpu, LeaveGpu, RestoreGpu, Stop
 
 # Seconds that a failed rank may take to print its traceback and unwind, before it is ended for good.
 FAILURE_GRACE = 5.0
-
-
-class Stop:
-    """The command that ends every rank's `run`."""
 
 
 class SpmdService(Service):
@@ -26,6 +25,8 @@ class SpmdService(Service):
         execute(command)   every rank: do it; collectives are allowed. The leader gets the result.
         lead()             rank 0 only: the loop that calls `self.command(...)`. Its return ends the replica.
         admin_routes(app), health(), metrics()   as in every service.
+        free_rank(), restore_rank(payload)   every rank, in a ring: give up what is on this rank's GPU, bring it back.
+    `with self.gpu():` stands in `setup` on every rank, for all go in together, and in `lead` round `self.command(...)`.
     A rank that raises ends the whole replica, each rank saying why.
     """
 
@@ -33,6 +34,10 @@ class SpmdService(Service):
         super().__init__(context)
         self._crew: Crew | None = None
         self._groups: ProcessGroups | None = None
+        self._commanding = threading.RLock()  # in a ring, a FALLBACK service frees on a thread of the agent's
+        self._inside = 0
+        self._failed_inside = False
+        self._following = False
 
     @property
     def rank(self) -> int:
@@ -66,8 +71,9 @@ class SpmdService(Service):
     def command(self, command: Any) -> Any:
         """Leader: have every rank execute `command` (small and picklable); returns this rank's result."""
         assert self._crew is not None
-        self._crew.send(command)
-        return self.execute(command)
+        with self._commanding:
+            self._crew.send(command)
+            return self.execute(command)
 
     def run(self) -> None:
         assert self._crew is not None
@@ -82,9 +88,93 @@ class SpmdService(Service):
             raise
 
     def _follow(self) -> None:
+        self._following = True
+        self._obey(Stop)
+
+    def _obey(self, last: type[Any]) -> None:
+        """Other ranks: do what the leader tells, up to an order of this kind."""
         assert self._crew is not None
-        while not isinstance(command := self._crew.receive(), Stop):
-            self.execute(command)
+        while not isinstance(order := self._crew.receive(), last):
+            match order:
+                case FreeGpu():
+                    self.free_rank()
+                    self._crew.confirm()
+                case RestoreGpu(payload):
+                    self.restore_rank(payload)
+                    self._crew.confirm()
+                case EnterGpu() | LeaveGpu():
+                    pass  # for ranks that stand at a block of their own
+                case _:
+                    self.execute(order)
+
+    # In a ring --------------------------------------------------------------------------------------------------------
+
+    def free_rank(self) -> None:
+        """In a ring: give up all memory on this rank's GPU. No collectives."""
+        raise NotImplementedError(f"{type(self).__name__} is in a ring, but does not say how to free its GPUs")
+
+    def restore_rank(self, payload: Mapping[str, Any]) -> None:
+        """In a ring: bring back what `free_rank` gave up. payload: what has travelled with the token. No collectives."""
+        raise NotImplementedError(f"{type(self).__name__} is in a ring, but does not say how to use its GPUs again")
+
+    def free_gpu(self) -> None:
+        """Returns when every rank has freed: the token may go on then."""
+        if self._failed_inside and self.world_size > 1:
+            raise RuntimeError(
+                "the GPUs of this replica are not freed: its leader has failed while all ranks used them, and others "
+                "may be stuck; they are free when the replica has ended"
+            )
+        self._everywhere(FreeGpu(), self.free_rank, "free their GPUs")
+
+    def restore_gpu(self, payload: Mapping[str, Any]) -> None:
+        """Returns when every rank can compute."""
+        self._everywhere(RestoreGpu(dict(payload)), lambda: self.restore_rank(payload), "restore what was on their GPUs")
+
+    def _everywhere(self, order: FreeGpu | RestoreGpu, mine: Callable[[], None], what: str) -> None:
+        assert self._crew is not None, "call super().setup() before gpu()"
+        with self._commanding:
+            self._crew.send(order)
+            mine()
+            self._crew.wait_for_all(what)
+
+    @contextmanager
+    def gpu(self) -> Iterator[None]:
+        """In a ring: the leader waits for the token and lets the other ranks in, and nobody goes on before all of them
+        have freed. Outside, nothing happens."""
+        if self.context.replica.ring is None:
+            yield
+        elif self.rank == 0:
+            yield from self._gpu_of_leader()
+        elif self._following:
+            raise RuntimeError(f"rank {self.rank}: it is the leader who enters gpu(), before it gives a command")
+        else:
+            yield from self._gpu_of_others()
+
+    def _gpu_of_leader(self) -> Iterator[None]:
+        assert self._crew is not None, "call super().setup() before gpu()"
+        with super().gpu():
+            outermost = not self._inside
+            if outermost:
+                self._crew.send(EnterGpu())
+            self._inside += 1
+            try:
+                yield
+            except Exception:
+                self._failed_inside = True
+                raise
+            finally:
+                self._inside -= 1
+        if outermost:
+            self._crew.send(LeaveGpu())
+
+    def _gpu_of_others(self) -> Iterator[None]:
+        if not self._inside:
+            self._obey(EnterGpu)
+        self._inside += 1
+        yield
+        self._inside -= 1
+        if not self._inside:
+            self._obey(LeaveGpu)
 
     def report_failure(self) -> None:
         """Tell the other ranks, and make sure that this one ends even if something will not unwind."""

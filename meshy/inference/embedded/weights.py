@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 _LIBC = ctypes.CDLL(None)
@@ -172,13 +170,12 @@ class _Parked:
         self._device = next(iter(self._live.values())).device
         self.shapes = {name: tuple(tensor.shape) for name, tensor in live.items()}
         self._host: dict[str, Tensor] = {}
-        self._file: Any = None
-        if self._device.type == "cpu":
-            self._file = tempfile.NamedTemporaryFile(prefix="meshy-weights-", suffix=".safetensors")  # noqa: SIM115
-            save_file({name: tensor.detach().contiguous() for name, tensor in self._live.items()}, self._file.name)
-        else:
-            self._host = {name: tensor.detach().to("cpu") for name, tensor in self._live.items()}
-        for tensor in self._live.values():
+        self._file = tempfile.TemporaryFile() if self._device.type == "cpu" else None  # noqa: SIM115
+        for name, tensor in self._live.items():
+            if self._file is None:
+                self._host[name] = tensor.detach().to("cpu")
+            else:
+                self._file.write(raw(tensor.detach().contiguous()))
             tensor.data = tensor.data.new_empty(0)
 
     def make(self, name: str) -> None:
@@ -187,10 +184,15 @@ class _Parked:
 
     def restore(self) -> None:
         """Bring every tensor back, bit for bit."""
-        host = self._host if self._file is None else load_file(self._file.name)
+        if self._file is not None:
+            self._file.seek(0)
         for name, tensor in self._live.items():
-            # A copy of its own: tensors loaded from a file would stay bound to the file's memory map.
-            tensor.data = host[name].to(self._device, copy=True)
+            self.make(name)
+            if self._file is None:
+                tensor.data.copy_(self._host[name])
+            else:
+                read = self._file.readinto(raw(tensor.data))
+                assert read == tensor.nbytes
         self.forget()
 
     def forget(self) -> None:
@@ -200,9 +202,13 @@ class _Parked:
             self._file.close()
 
 
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, in place."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
 def give_back(device: torch.device) -> None:
     """Return what was freed on that device to the system, which allocators keep for the next one who asks them."""
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif (trim := getattr(_LIBC, "malloc_trim", None)) is not None:  # glibc has it

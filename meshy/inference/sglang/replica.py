@@ -9,11 +9,11 @@ from typing import Any
 from meshy.generation import commands
 from meshy.generation.commands import Command
 from meshy.inference.config import InferenceConfig
-from meshy.inference.model_config import read_model_config
+from meshy.inference.model_config import read_model_config, tensor_sizes
 from meshy.inference.parts import Parts
 from meshy.inference.sglang import memory
 from meshy.inference.sglang.arguments import ServerPlan
-from meshy.inference.sglang.server import SglangServer
+from meshy.inference.sglang.server import SglangFailure, SglangServer
 from meshy.observe.ask import ask_json
 from meshy.service.base import Service
 
@@ -31,6 +31,7 @@ class SglangReplica:
         self._leads = self.server.plan.node == 0
         self._complained = False
         self._freed = False
+        self._sizes = tensor_sizes(folder)
 
     def start(self) -> None:
         plan = self.server.plan
@@ -81,9 +82,20 @@ class SglangReplica:
         return memory.free(self._tell)
 
     def restore(self, folder: Path | None, version: int | None) -> Parts:
+        if folder is not None:
+            self._refuse_other_model(folder)
         parts = memory.restore(self._tell, folder, version)
         self._freed = False
         return parts
+
+    def _refuse_other_model(self, folder: Path) -> None:
+        """SGLang itself loads what fits, passes over the rest, and calls it a success."""
+        mine, other = self._sizes, tensor_sizes(folder)
+        wrong = [
+            f"{name} is {other.get(name)!r}, not {value!r}" for name, value in mine.items() if other.get(name) != value
+        ]
+        if wrong:
+            raise SglangFailure(f"the weights in {folder} are of another model: {'; '.join(wrong)}")
 
     def _tell(self, command: Command) -> Any:
         return self.server.tell(command, self._config.startup_deadline)

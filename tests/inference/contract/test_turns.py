@@ -10,12 +10,16 @@ import pytest
 
 from meshy.generation import commands
 from meshy.generation.client import GenerationClient
+from meshy.inference.embedded.weights import WeightError
 from meshy.inference.granted import GrantError
+from meshy.inference.parts import Parts
 from meshy.inference.service import InferenceService
+from meshy.inference.sglang.server import SglangFailure
 from meshy.recipe import Sampling
 from tests.inference.contract.conftest import SGLANG
 from tests.inference.contract.served import CONTEXT, IDS, Served, Stream, spans
 from tests.inference.contract.test_weights import check_serves
+from tests.inference.models import build
 from tests.inference.replica import service_here
 
 GREEDY = {"max_new_tokens": 600, "ignore_eos": True, "temperature": 0}
@@ -117,6 +121,19 @@ def test_what_cannot_be_loaded_is_refused_by_name(turns: Turns, tmp_path: Path):
     check_serves(turns, turns.folder)
 
 
+def test_the_engine_has_the_last_word_on_what_it_serves(turns: Turns, monkeypatch: pytest.MonkeyPatch):
+    """Were it to go on with older weights than were granted, the service says so."""
+    turns.free()
+    version = served(turns)
+    engine = turns.service.engine
+    assert engine is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "restore", lambda folder, version: Parts())
+        with pytest.raises(GrantError, match=f"grants weights v{version + 1} .* but the engine serves v{version};"):
+            turns.grant(version + 1, turns.other)
+    turns.grant(version + 1, turns.folder)
+
+
 def test_a_freed_replica_is_there_and_what_it_is_asked_waits(turns: Turns):
     """The client neither takes it out of rotation nor sends its requests again."""
     asyncio.run(_ask_while_freed(turns))
@@ -131,9 +148,21 @@ async def _ask_while_freed(turns: Turns) -> None:
             info = await client.everywhere(commands.MODEL_INFO)
             assert info[turns.url]["weight_version"] == turns.version
         assert not asked.done() and client.rotation.fit == (turns.url,)
-        assert turns.service.health()["freed"] is True
+        assert (await asyncio.to_thread(turns.service.health))["freed"] is True
         turns.grant(served(turns) + 1, turns.folder)
         completion = await asked
         assert set(completion.versions) == {served(turns)}
         assert client.numbers[turns.url].retries == client.numbers[turns.url].failures == 0
-        assert turns.service.health()["freed"] is False
+        assert (await asyncio.to_thread(turns.service.health))["freed"] is False
+
+
+def test_weights_of_another_model_are_refused(turns: Turns, tmp_path: Path):
+    """Before anything is changed."""
+    other = build(tmp_path / "other", "qwen3_full_tied", 0, 2 * CONTEXT)
+    turns.free()
+    newer = served(turns) + 1
+    with pytest.raises((WeightError, SglangFailure), match="of another model"):
+        turns.grant(newer, other)
+    assert served(turns) == newer - 1 and turns.service.health()["freed"] is True
+    turns.grant(newer, turns.folder)
+    check_serves(turns, turns.folder)

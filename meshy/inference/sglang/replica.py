@@ -90,12 +90,11 @@ class SglangReplica:
 
     def _refuse_other_model(self, folder: Path) -> None:
         """SGLang itself loads what fits, passes over the rest, and calls it a success."""
-        mine, other = self._sizes, tensor_sizes(folder)
-        wrong = [
-            f"{name} is {other.get(name)!r}, not {value!r}" for name, value in mine.items() if other.get(name) != value
-        ]
-        if wrong:
-            raise SglangFailure(f"the weights in {folder} are of another model: {'; '.join(wrong)}")
+        other = tensor_sizes(folder)
+        differs = [name for name, value in self._sizes.items() if other.get(name) != value]
+        if differs:
+            told = "; ".join(f"{name} is {other.get(name)!r}, not {self._sizes[name]!r}" for name in differs)
+            raise SglangFailure(f"the weights in {folder} are of another model: {told}")
 
     def _tell(self, command: Command) -> Any:
         return self.server.tell(command, self._config.startup_deadline)

@@ -128,7 +128,9 @@ class SpmdService(Service):
 
     def restore_gpu(self, payload: Mapping[str, Any]) -> None:
         """Returns when every rank can compute."""
-        self._everywhere(RestoreGpu(dict(payload)), lambda: self.restore_rank(payload), "restore what was on their GPUs")
+        self._everywhere(
+            RestoreGpu(dict(payload)), lambda: self.restore_rank(payload), "restore what was on their GPUs"
+        )
 
     def _everywhere(self, order: FreeGpu | RestoreGpu, mine: Callable[[], None], what: str) -> None:
         assert self._crew is not None, "call super().setup() before gpu()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,3 +167,12 @@ def test_weights_of_another_model_are_refused(turns: Turns, tmp_path: Path):
     assert served(turns) == newer - 1 and turns.service.health()["freed"] is True
     turns.grant(newer, turns.folder)
     check_serves(turns, turns.folder)
+
+
+def test_weights_that_cannot_be_read_are_refused_in_the_engines_words(turns: Turns, tmp_path: Path):
+    """The last test: after this a service ends."""
+    (tmp_path / "config.json").write_bytes((turns.folder / "config.json").read_bytes())
+    turns.free()
+    words = {"embedded": "holds no *.safetensors file", "sglang": "SGLang refused /update_weights_from_disk (400): "}
+    with pytest.raises((WeightError, SglangFailure), match=re.escape(words[turns.name])):
+        turns.grant(served(turns) + 1, tmp_path)

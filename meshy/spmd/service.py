@@ -114,7 +114,7 @@ class SpmdService(Service):
         raise NotImplementedError(f"{type(self).__name__} is in a ring, but does not say how to free its GPUs")
 
     def restore_rank(self, payload: Mapping[str, Any]) -> None:
-        """In a ring: bring back what `free_rank` gave up. payload: what has travelled with the token. No collectives."""
+        """In a ring: bring back what `free_rank` gave up. payload: of the ring's token. No collectives."""
         raise NotImplementedError(f"{type(self).__name__} is in a ring, but does not say how to use its GPUs again")
 
     def free_gpu(self) -> None:

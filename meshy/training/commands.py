@@ -37,8 +37,17 @@ class StreamWeights:
 
 
 @dataclass(frozen=True)
-class CheckWeights:
-    """Compare the weights as they are now with those that these replicas hold."""
+class ShelveWeights:
+    """Write the weights as they are now, as this version, where replicas find them that load them in a later turn."""
 
     version: int
+
+
+@dataclass(frozen=True)
+class ExpectWeights:
+    """Compute the checksums that these replicas should report of the weights as they are now."""
+
     urls: tuple[str, ...]
+
+
+GiveWeights = WriteWeights | StreamWeights | ShelveWeights | ExpectWeights

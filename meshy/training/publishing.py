@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshy.generation.expected import ExpectedChecksums
 from meshy.models import read_config
 from meshy.service import Context
-from meshy.training.commands import CheckWeights, StreamWeights, WriteWeights
+from meshy.training.commands import ExpectWeights, GiveWeights, StreamWeights, WriteWeights
 from meshy.training.config import TrainerConfig
 from meshy.training.weights.choice import Target, choose
 from meshy.training.weights.collective import Collective
@@ -34,6 +35,9 @@ class Publishing:
     """One in the trainer's first rank. command: has every rank execute a command, this one with `take`.
 
     dtype: of weights that are streamed; stored: of those that are put on disk, of which one run keeps no others.
+
+    A version goes `stage` (while the trainer has its GPUs), `publish`, then `after_gate`. payload: what whoever uses
+    the GPUs next should know.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class Publishing:
         self._urls = tuple(replica.url for replica in self._replicas)
         self._publisher: Publisher | None = None
         self._verifier: Verifier | None = None
+        self.payload: dict[str, Any] = {}
         self._version = 0
         self._staged: Path | None = None
+        self._sent = dtype  # of the weights that replicas are given
 
     @property
     def behind(self) -> list[str]:
@@ -87,11 +93,12 @@ class Publishing:
             for replica in self._replicas
         ]
         mode = choose(config.publish, self.context.replica.host, targets)
+        self._sent = self.stored if mode == "disk" else self.dtype
         self._publisher.carrier = self._carrier(mode, targets)
         model = read_config(self.context.model_folder)
         self._verifier = Verifier(model, dtype_of(self.context.model_folder, "auto"), told)
         self._publisher.keep_watch(0)
-        log.info("new weights go to %d replicas by %s, as %s", len(targets), mode, self.dtype)
+        log.info("new weights go to %d replicas by %s, as %s", len(targets), mode, self._sent)
 
     def _carrier(self, mode: str, targets: list[Target]) -> Carrier | None:
         ranks = {target.url: target.ranks for target in targets}
@@ -103,7 +110,7 @@ class Publishing:
             return Collective(own.host, own.weights_port, ranks, size, self.device)
         return None
 
-    def take(self, command: WriteWeights | StreamWeights | CheckWeights, tensors: Iterable[tuple[str, Tensor]]) -> Any:
+    def take(self, command: GiveWeights, tensors: Iterable[tuple[str, Tensor]]) -> Any:
         """This rank's part in a command: what it makes of the tensors, all of which it takes."""
         match command:
             case WriteWeights():
@@ -112,31 +119,24 @@ class Publishing:
             case StreamWeights():
                 assert self._publisher is not None
                 return self._publisher.stream(command.version, command.urls, tensors, self.dtype)
-            case CheckWeights():
-                return self._check(command, tensors)
-
-    def _check(self, command: CheckWeights, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        assert self._publisher is not None and self._verifier is not None
-        sent = ((name, tensor.to(self.dtype)) for name, tensor in tensors)
-        expected = self._verifier.expect(command.urls, sent)
-        wrong = differences(expected, self._publisher.checksums(tuple(expected)))
-        if wrong:  # one that was started again meanwhile serves another version, and will be brought up to date
-            self._publisher.look(tuple(wrong))
-            refuse({url: names for url, names in wrong.items() if url not in self.behind}, command.version)
-        log.info(
-            "weights v%d: %d replicas hold the trainer's, by checksum", command.version, len(expected) - len(wrong)
-        )
+            case ExpectWeights():
+                assert self._verifier is not None
+                return self._verifier.expect(command.urls, ((name, tensor.to(self._sent)) for name, tensor in tensors))
+        raise TypeError(f"{type(command).__name__} is no business of {type(self).__name__}")
 
     # The leader's step ------------------------------------------------------------------------------------------------
 
-    def publish(self, version: int) -> Published:
-        """Have every replica serve the weights as they are now; one that fails is behind, and brought up to date later.
-
-        At least one serves them in the end: NobodyServes if none can within `weights_deadline` seconds, all attempts
-        together. What is returned tells of the last attempt."""
+    def stage(self, version: int, last: bool = False) -> None:
+        """The weights as they are now become this version. The trainer has its GPUs until it returns."""
         self._version = version
         if not self._streams:
             self._staged = self._command(WriteWeights(version))
+
+    def publish(self, version: int) -> Published:
+        """Have every replica serve what was staged; one that fails is behind, and brought up to date later.
+
+        At least one serves them in the end: NobodyServes if none can within `weights_deadline` seconds, all attempts
+        together. What is returned tells of the last attempt."""
         if self._publisher is None:
             return Published("disk")
         self._publisher.end_watch()
@@ -163,12 +163,20 @@ class Publishing:
         if self._streams:
             published: Published = self._command(StreamWeights(self._version, urls))
             return published
-        folder = self._staged or self.context.folder.weights_of(self._version)
-        return self._publisher.from_folder(self._version, urls, folder)
+        return self._publisher.from_folder(self._version, urls, self._folder())
+
+    def _folder(self) -> Path:
+        """That holds the newest version."""
+        return self._staged or self.context.folder.weights_of(self._version)
+
+    def _late(self) -> list[str]:
+        """The replicas that are there, serve an older version, and must be given the newest."""
+        return self._publisher.watch.late(self._version) if self._publisher is not None else []
 
     def meanwhile(self) -> None:
         """While the trainer waits for its batch: brings up to date who is there and serves an older version."""
-        if self._publisher is None or not (late := self._publisher.watch.late(self._version)):
+        late = self._late()
+        if self._publisher is None or not late:
             return
         self._publisher.end_watch()
         published = self._give(tuple(late), self.config.weights_deadline)
@@ -178,19 +186,42 @@ class Publishing:
 
     def after_gate(self, version: int, last: bool) -> None:
         """What need not be done before rollout goes on: the version on disk, and the comparison of checksums."""
-        config = self.config
-        if self._staged is None and (last or version % config.write_every == 0):
-            self._staged = self._command(WriteWeights(version))
+        if self._staged is None and self._writes(version, last):
+            self._staged = self._write(version)
         if self._staged is not None:
             settle_weights(self._staged)
             self._staged = None
-            prune_weights(self.context.folder.weights, config.keep_weights)
+            prune_weights(self.context.folder.weights, self.config.keep_weights)
         if self._publisher is None:
             return
-        if config.verify_every and (last or version % config.verify_every == 0):
-            urls = tuple(url for url in self._urls if url not in self.behind)
-            self._command(CheckWeights(version, urls))
+        if self._verifies(version, last):
+            self._compare(version, self._expected(tuple(url for url in self._urls if url not in self.behind)))
         self._publisher.keep_watch(version)
+
+    def _writes(self, version: int, last: bool) -> bool:
+        """Whether this version is to be put on disk."""
+        return last or version % self.config.write_every == 0
+
+    def _write(self, version: int) -> Path:
+        folder: Path = self._command(WriteWeights(version))
+        return folder
+
+    def _verifies(self, version: int, last: bool) -> bool:
+        every = self.config.verify_every
+        return every > 0 and (last or version % every == 0)
+
+    def _expected(self, urls: tuple[str, ...]) -> dict[str, ExpectedChecksums]:
+        """What these replicas should report of the newest version."""
+        expected: dict[str, ExpectedChecksums] = self._command(ExpectWeights(urls))
+        return expected
+
+    def _compare(self, version: int, expected: dict[str, ExpectedChecksums]) -> None:
+        assert self._publisher is not None
+        wrong = differences(expected, self._publisher.checksums(tuple(expected)))
+        if wrong:  # one that was started again meanwhile serves another version, and will be brought up to date
+            self._publisher.look(tuple(wrong))
+            refuse({url: names for url, names in wrong.items() if url not in self.behind}, version)
+        log.info("weights v%d: %d replicas hold the trainer's, by checksum", version, len(expected) - len(wrong))
 
     def close(self) -> None:
         if self._publisher is not None:

@@ -12,13 +12,15 @@ from meshy.training.weights.publisher import Published
 class Times:
     """Moments of a step, unix seconds.
 
-    started: the end of the step before. taken: the batch was complete and read by the leader. trained, published: done.
-    ended: the gate was written. waited, queue_work: seconds that the leader waited for rows, and spent on reading them.
+    started: the end of the step before. taken: the batch was complete and read by the leader. entered: the GPUs were
+    there. trained, published: done. ended: the gate was written. waited, queue_work: seconds that the leader waited for
+    rows, and spent on reading them.
     rank_queue: seconds that the slowest rank spent on reading its rows.
     """
 
     started: float
     taken: float
+    entered: float
     trained: float
     published: float
     ended: float
@@ -34,8 +36,9 @@ def step_row(
 
     weight_version: the one that this step made. time/generate: from the first request to the last token. time/reward:
     from the last token to the last score. time/queue: reading rows, once all are there. time/train: forward, backward,
-    optimiser. time/publish: export, load by every replica, gate; publish/pause, transfer, bracket are its parts
-    at the replicas (see Published), publish/behind counts those that did not get the version. time/wait: the trainer
+    optimiser. time/token: in a ring, until the GPUs were the trainer's and everything on them. time/publish: export,
+    load by every replica, gate; publish/pause, transfer, bracket are its parts at the replicas (see Published),
+    publish/behind counts those that did not get the version. time/wait: the trainer
     without rows to take, which covers generate and reward.
     """
     seconds = times.ended - times.started
@@ -57,7 +60,8 @@ def step_row(
         "time/generate": max(0.0, batch.last_generated - batch.first_sent),
         "time/reward": max(0.0, batch.last_rewarded - batch.last_generated),
         "time/queue": times.queue_work + times.rank_queue,
-        "time/train": times.trained - times.taken - times.rank_queue,
+        "time/train": times.trained - times.entered - times.rank_queue,
+        "time/token": times.entered - times.taken,
         "time/publish": times.ended - times.trained,
         "time/wait": times.waited,
         "publish/mode": published.mode,

@@ -1,7 +1,7 @@
 """The trainer: take a batch, learn, publish, open the gate; until the recipe's steps are done."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,13 @@ from meshy.service import Context
 from meshy.spmd.service import SpmdService
 from meshy.training.batch import RANK_COLUMNS, Batch, samples_of, staleness
 from meshy.training.collect import Collector
-from meshy.training.commands import CheckWeights, StreamWeights, TrainBatch, WriteWeights
+from meshy.training.commands import ExpectWeights, GiveWeights, ShelveWeights, StreamWeights, TrainBatch, WriteWeights
 from meshy.training.config import TrainerConfig
 from meshy.training.gates import Gates
 from meshy.training.plan import MiniBatchPlan, mini_batches, plan_mini_batch
 from meshy.training.publishing import Publishing
 from meshy.training.report import Times, step_row
+from meshy.training.ring_publishing import RingPublishing
 from meshy.training.schedule import learning_rate
 from meshy.training.weights.folder import dtype_of
 
@@ -50,29 +51,31 @@ class TrainerService(SpmdService):
             name for name in self.config.also_consumes if contract.columns[name].kind in ("jagged", "jagged2d")
         )
         config, recipe = self.config, self.recipe
-        self.learner = build_learner(
-            config,
-            model=self.context.model_folder,
-            context_length=recipe.context_length,
-            temperature=recipe.sampling.temperature,
-            seed=recipe.seed,
-            deterministic=recipe.deterministic,
-            groups=self.groups,
-            columns=self.extra,
-        )
+        with self.gpu():
+            self.learner = build_learner(
+                config,
+                model=self.context.model_folder,
+                context_length=recipe.context_length,
+                temperature=recipe.sampling.temperature,
+                seed=recipe.seed,
+                deterministic=recipe.deterministic,
+                groups=self.groups,
+                columns=self.extra,
+            )
         if self.rank == 0:
             served, stored = (
                 dtype_of(self.context.model_folder, dtype)
                 for dtype in (config.dtype_served(recipe), config.publish_dtype)
             )
-            self.publishing = Publishing(self.context, self.command, served, stored, self.learner.engine.device)
+            kind = Publishing if self.context.replica.ring is None else RingPublishing
+            self.publishing = kind(self.context, self.command, served, stored, self.learner.engine.device)
         _ = self.queue  # connect before anybody waits for us
 
     def execute(self, command: Any) -> Any:
         match command:
             case TrainBatch():
                 return self._train(command)
-            case WriteWeights() | StreamWeights() | CheckWeights():
+            case WriteWeights() | StreamWeights() | ShelveWeights() | ExpectWeights():
                 return self._give_weights(command)
         raise TypeError(f"the trainer knows no command {type(command).__name__}")
 
@@ -96,7 +99,13 @@ class TrainerService(SpmdService):
             "rank_queue": float(worst[1]),
         }
 
-    def _give_weights(self, command: WriteWeights | StreamWeights | CheckWeights) -> Any:
+    def free_rank(self) -> None:
+        self.learner.engine.free()
+
+    def restore_rank(self, payload: Mapping[str, Any]) -> None:
+        self.learner.engine.restore()
+
+    def _give_weights(self, command: GiveWeights) -> Any:
         """Collective: every rank gives its shards, parameter by parameter; rank 0 sees each whole."""
         tensors = self.learner.engine.hf_tensors()
         if self.publishing is not None:
@@ -106,6 +115,9 @@ class TrainerService(SpmdService):
         return None
 
     # Rank 0 -----------------------------------------------------------------------------------------------------------
+
+    def gpu_payload(self) -> dict[str, Any]:
+        return self.publishing.payload if self.publishing is not None else {}
 
     def lead(self) -> None:
         config = self.config
@@ -130,10 +142,13 @@ class TrainerService(SpmdService):
         self.doing = f"waiting for batch {version}"
         batch = self.collector.collect()
         taken = time.time()
-        self.doing = f"training batch {version}"
-        learnt = self._learn(batch, version)
-        trained = time.time()
-        self.doing = f"publishing weights v{step}"
+        with self.gpu():
+            entered = time.time()
+            self.doing = f"training batch {version}"
+            learnt = self._learn(batch, version)
+            trained = time.time()
+            self.doing = f"publishing weights v{step}"
+            self.publishing.stage(step, last=step == self.recipe.steps)
         given = self.publishing.publish(step)
         published = time.time()
         retired = step * self.config.batch_size
@@ -143,6 +158,7 @@ class TrainerService(SpmdService):
         times = Times(
             started=started,
             taken=taken,
+            entered=entered,
             trained=trained,
             published=published,
             ended=ended,

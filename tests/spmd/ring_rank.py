@@ -1,6 +1,7 @@
-"""`python -m tests.spmd.ring_rank FOLDER RANK WORLD PORT FAULT`: one rank of a role in a ring whose token a stand-in keeps.
+"""`python -m tests.spmd.ring_rank FOLDER RANK WORLD PORT FAULT`: one rank of a role in a ring.
 
-Every rank keeps a file `used.<rank>` while it uses its GPU; the stand-in looks for them whenever it passes the token on.
+A stand-in keeps the token. Every rank keeps a file `used.<rank>` while it uses its GPU; the stand-in looks for them
+whenever it passes the token on.
 FAULT: `none`, or what goes wrong and where.
 """
 

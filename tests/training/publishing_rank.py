@@ -11,6 +11,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +22,13 @@ from torch.distributed.tensor import DTensor
 
 from meshy.inference.config import InferenceConfig
 from meshy.observe.runfolder import RunFolder
-from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceGroup
 from meshy.rollout.config import RolloutConfig
 from meshy.service.context import Context
 from meshy.topology import Gpu, Topology, derive_topology
 from meshy.training.config import TrainerConfig
 from meshy.training.publishing import Publishing
+from meshy.training.ring_publishing import RingPublishing
 from meshy.training.service import TrainerService
 from meshy.training.titan.engine import EngineConfig, TitanEngine
 
@@ -39,7 +42,7 @@ class Change:
     version: int
 
 
-def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any]) -> Recipe:
+def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any], ring: bool = False) -> Recipe:
     return Recipe(
         name="publishing",
         model=model,
@@ -48,15 +51,38 @@ def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any]) ->
         sampling=Sampling(max_new_tokens=64),
         groups=(
             ServiceGroup(id="inference", config=InferenceConfig(), replicas=replicas, gpus_per_replica=1),
-            ServiceGroup(id="trainer", config=TrainerConfig(batch_size=8, **options), gpus_per_replica=ranks),
+            ServiceGroup(
+                id="trainer",
+                config=TrainerConfig(batch_size=8, **options),
+                gpus_per_replica=ranks,
+                colocate_with="inference" if ring else None,
+            ),
             ServiceGroup(id="rollout", config=RolloutConfig(group_size=4)),
         ),
+        rings=(ColocationRing(id="ring", members=(("inference", FALLBACK), ("trainer", ON_DEMAND))),) if ring else (),
     )
 
 
 def topology_of(recipe: Recipe, base_port: int) -> Topology:
-    count = sum(group.replicas * group.gpus_per_replica for group in recipe.groups)
+    own = [group for group in recipe.groups if group.colocate_with is None]
+    count = sum(group.replicas * group.gpus_per_replica for group in own)
     return derive_topology(recipe, tuple(Gpu(i, HOST, i, "cpu") for i in range(count)), base_port)
+
+
+class Token:
+    """Stands in for the ring's agent: the token is always here, and what would travel with it is said."""
+
+    def __init__(self, service: PublishingRank) -> None:
+        self.service = service
+        self.freed = False
+
+    @contextmanager
+    def gpu(self) -> Iterator[None]:
+        if self.freed:
+            self.service.restore_gpu({})
+        yield
+        self.service.free_gpu()
+        self.freed = True
 
 
 class PublishingRank(TrainerService):
@@ -64,10 +90,15 @@ class PublishingRank(TrainerService):
 
     def setup(self) -> None:
         super(TrainerService, self).setup()
-        engine = TitanEngine(EngineConfig(model=self.context.model_folder, max_seq_len=128))
-        self.learner = SimpleNamespace(engine=engine)
+        self.kind = Publishing if self.context.replica.ring is None else RingPublishing
+        self.stored = torch.float32
+        if self.rank == 0 and self.context.replica.ring is not None:
+            self.ring = Token(self)  # type: ignore[assignment]
+        with self.gpu():
+            engine = TitanEngine(EngineConfig(model=self.context.model_folder, max_seq_len=128))
+            self.learner = SimpleNamespace(engine=engine)
         if self.rank == 0:
-            self.publishing = Publishing(self.context, self.command, torch.float32, torch.float32, engine.device)
+            self.publishing = self.kind(self.context, self.command, torch.float32, self.stored, engine.device)
 
     def execute(self, command: Any) -> Any:
         if not isinstance(command, Change):
@@ -84,23 +115,28 @@ class PublishingRank(TrainerService):
             order = json.loads(line)
             getattr(self, order.pop("do"))(**order)
 
-    def use(self, **options: Any) -> None:
+    def use(self, stored: str = "float32", **options: Any) -> None:
         """Begin as a new trainer, with these fields of its configuration changed."""
+        self.stored = getattr(torch, stored)
         assert self.publishing is not None
         self.publishing.close()
         config = dataclasses.replace(self.config, **options)
         context = dataclasses.replace(self.context, group=dataclasses.replace(self.context.group, config=config))
-        self.publishing = Publishing(context, self.command, torch.float32, torch.float32, self.learner.engine.device)
+        self.publishing = self.kind(context, self.command, torch.float32, self.stored, self.learner.engine.device)
         self.publishing.start()
         self.say(behind=self.publishing.behind)
 
     def say(self, **told: Any) -> None:
         print(json.dumps(told), flush=True)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, last: bool = False) -> None:
         assert self.publishing is not None
         began = time.monotonic()
-        self.command(Change(version))
+        with self.gpu():
+            self.command(Change(version))
+            self.publishing.stage(version, last)
+        if self.ring is not None:
+            self.say(**self.gpu_payload())
         self.say(**dataclasses.asdict(self.publishing.publish(version)), seconds=time.monotonic() - began)
 
     def after_gate(self, version: int, last: bool = False) -> None:
@@ -127,11 +163,11 @@ class PublishingRank(TrainerService):
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     stage = json.loads((folder / "stage.json").read_text())
-    recipe = recipe_of(stage["model"], stage["replicas"], stage["ranks"], stage["options"])
+    recipe = recipe_of(stage["model"], stage["replicas"], stage["ranks"], stage["options"], stage["ring"])
     topology = topology_of(recipe, stage["base_port"])
     replica = topology.replica("trainer.0")
     context = Context(
-        run_id="publishing",
+        run_id=f"publishing-{stage['base_port']}",
         folder=RunFolder(folder / "run").make(),
         recipe=recipe,
         topology=topology,

@@ -212,17 +212,21 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] = (), **options: Any) -> Iterator[Stage]:
-    """Servers of version 0 (of `models`, or two of `model`) and a trainer that has met them. options: of its config."""
+def stage(
+    folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] = (), ring: bool = False, **options: Any
+) -> Iterator[Stage]:
+    """Servers of version 0 (of `models`, or two of `model`) and a trainer that has met them. options: of its config.
+    ring: the trainer is in one with them; the servers know nothing of it."""
     models = models or (model, model)
     replicas = len(models)
-    recipe = recipe_of(str(model), replicas, ranks, options)
+    recipe = recipe_of(str(model), replicas, ranks, options, ring)
     block = PortBlock(HOST)
     bases = iter(random.sample(range(FIRST_BASE_PORT, LAST_BASE_PORT, 2048), 10))
     base_port = next(base for base in bases if not block.claim(topology_of(recipe, base).ports_on(HOST)))
     topology = topology_of(recipe, base_port)
     folder.mkdir(parents=True, exist_ok=True)
     setup = {"model": str(model), "replicas": replicas, "ranks": ranks, "options": options, "base_port": base_port}
+    setup["ring"] = ring
     (folder / "stage.json").write_text(json.dumps(setup))
     servers = [Server(url) for url in topology.urls("inference")]
     trainer: Trainer | None = None

@@ -31,7 +31,8 @@ def row() -> dict:
     )
     times = Times(
         started=100.0,
-        taken=104.0,
+        taken=103.75,
+        entered=104.0,
         trained=106.0,
         published=106.5,
         ended=107.0,
@@ -52,5 +53,5 @@ def test_its_numbers():
     assert (said["samples"], said["tokens"], said["prompts"]) == (4, 26, 2)
     assert (said["truncated"], said["fully_masked"]) == (0.25, 1)
     assert (said["step_seconds"], said["tokens_per_second"]) == (7.0, 26 / 7)
-    times = [said[f"time/{part}"] for part in ("generate", "reward", "queue", "train", "publish", "wait")]
-    assert times == [2.5, 0.5, 0.5, 1.75, 1.0, 3.5]
+    times = [said[f"time/{part}"] for part in ("generate", "reward", "queue", "token", "train", "publish", "wait")]
+    assert times == [2.5, 0.5, 0.5, 0.25, 1.75, 1.0, 3.5]

@@ -36,10 +36,7 @@ def stage_weights(
     It lies under a temporary name, which is returned: whole, and good to load, but not yet safe from a power failure. A
     part left behind by a writer that died is taken away first.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(left_over)
-    part = folder.parent / f".{folder.name}.part"
+    part = _part_of(folder)
     part.mkdir()
     index: dict[str, str] = {}
     total = 0
@@ -59,6 +56,14 @@ def stage_weights(
     return part
 
 
+def _part_of(folder: Path) -> Path:
+    """The temporary name, which nothing has."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(left_over)
+    return folder.parent / f".{folder.name}.part"
+
+
 def _name_dtype(config_file: Path, dtype: str) -> None:
     """Has config.json say what the tensors are."""
     config = json.loads(config_file.read_text())
@@ -68,12 +73,17 @@ def _name_dtype(config_file: Path, dtype: str) -> None:
 
 
 def settle_weights(part: Path) -> None:
-    """Gives what was staged its name once everything in it is on the disk; it replaces a folder of that name.
+    """`name_weights` once everything in it is on the disk.
 
     Waiting for the disk takes from milliseconds to a second, depending on what else is written; nobody who loads the
     weights needs to wait for it.
     """
     _to_disk(part)
+    _sync(name_weights(part).parent)
+
+
+def name_weights(part: Path) -> Path:
+    """Gives what was staged its name; it replaces a folder of that name."""
     folder = part.parent / part.name.removeprefix(".").removesuffix(".part")
     if folder.exists():
         old = folder.parent / f".{folder.name}.old"
@@ -82,7 +92,15 @@ def settle_weights(part: Path) -> None:
         shutil.rmtree(old)
     else:
         part.rename(folder)
-    _sync(folder.parent)
+    return folder
+
+
+def stage_copy(folder: Path, source: Path) -> Path:
+    """What `stage_weights` does, of weights that lie in another folder, whose files are not copied where both are on
+    one file system. Neither's may be written to afterwards."""
+    part = _part_of(folder)
+    shutil.copytree(source, part, copy_function=_link if _on_one_system(source, part.parent) else shutil.copyfile)
+    return part
 
 
 def prune_weights(weights: Path, keep: int) -> None:
@@ -94,12 +112,28 @@ def prune_weights(weights: Path, keep: int) -> None:
         shutil.rmtree(dying)
 
 
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the files that hold its tensors."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def dtype_of(source: Path, wanted: str) -> torch.dtype:
     """The torch dtype called `wanted`; for "auto" the one that the model's config.json names, or else float32."""
     if wanted == "auto":
         config = read_config(source)
         wanted = config.get("dtype") or config.get("torch_dtype") or "float32"
     return getattr(torch, wanted)
+
+
+def _on_one_system(a: Path, b: Path) -> bool:
+    return a.stat().st_dev == b.stat().st_dev
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every file system has links
+        shutil.copyfile(source, target)
 
 
 def _to_disk(folder: Path) -> None:

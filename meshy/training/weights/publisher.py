@@ -18,6 +18,7 @@ from meshy.training.weights import disk
 from meshy.training.weights.background import Background
 from meshy.training.weights.bracket import Bracket
 from meshy.training.weights.buckets import Bucket, Halves, Unpacked, fill
+from meshy.training.weights.folder import weight_bytes
 from meshy.training.weights.watch import Watch
 
 log = logging.getLogger("meshy.training.weights")
@@ -117,12 +118,23 @@ class Publisher:
     def from_folder(self, version: int, urls: Sequence[str], folder: Path) -> Published:
         """These replicas load a folder that they can read."""
         bracket = Bracket(self._control, urls, self.deadline)
-        report = Published("disk", bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+        report = Published("disk", bytes=weight_bytes(folder))
         began = time.monotonic()
         self._background.run(self._find(bracket))
         report.pause = self._background.run(disk.load(bracket, folder, version, drain=self._drain))
         report.transfer = time.monotonic() - began - report.pause
         return self._close(bracket, version, report, began)
+
+    def await_served(self, version: int, urls: Sequence[str], report: Published) -> None:
+        """Waits until these replicas serve what they load by themselves, or the deadline has passed; adds to report."""
+        began = time.monotonic()
+        self._background.run(self.watch.until_served(version, urls, self.deadline))
+        for url in urls:
+            if self.watch.served[url] == version:
+                report.served.append(url)
+            else:
+                report.behind[url] = f"{url} {self.watch.says(url)}"
+        report.transfer += time.monotonic() - began
 
     async def _open(self, carrier: Carrier, bracket: Bracket) -> None:
         await self._find(bracket)

@@ -15,6 +15,8 @@ log = logging.getLogger("meshy.training.weights")
 LOOK_SECONDS = 2.0  # within which a replica that is well says which version it serves
 MOST_FAILED_LOADS = 2  # in a row; after them a replica is not asked again before there are other weights to load
 SELDOM = 8  # of so many publishes, one goes to a replica that has failed over and over
+SOONEST = 0.005  # seconds between two looks when somebody is about to serve a version
+WATCHDOG_SECONDS = 60.0  # of waiting, then a line in the log says for what
 SHORTEST, LONGEST = 1.0, 5.0  # seconds between two looks: when somebody is behind at first, and when nobody is
 
 
@@ -68,6 +70,26 @@ class Watch:
                 wait = LONGEST
             elif not self.late(version):
                 wait = min(2 * wait, LONGEST)
+
+    async def until_served(self, version: int, urls: Sequence[str], seconds: float) -> None:
+        """Until all of these serve it, which they come to by themselves, or so many seconds have passed."""
+        began = said = time.monotonic()
+        wait = SOONEST
+        while True:
+            await self.look(urls)
+            now = time.monotonic()
+            if all(self.served[url] == version for url in urls) or now - began > seconds:
+                return
+            if now - said > WATCHDOG_SECONDS:
+                said = now
+                told = ", ".join(f"{url} {self.says(url)}" for url in urls)
+                log.warning("waiting %.0f s for weights v%d to be served: %s", now - began, version, told)
+            await asyncio.sleep(wait)
+            wait = min(1.5 * wait, SHORTEST / 4)
+
+    def says(self, url: str) -> str:
+        served = self.served[url]
+        return "cannot be reached" if served is None else f"serves v{served}"
 
     async def wait_for_one(self, seconds: float) -> list[str]:
         """The replicas that can be reached and may load weights, as soon as there is one; none after so many seconds,

@@ -1,0 +1,91 @@
+"""Publishing by a trainer in a ring: when replicas may load new weights, the trainer has left the GPUs."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from meshy.generation.expected import ExpectedChecksums
+from meshy.training.commands import ExpectWeights, GiveWeights, ShelveWeights
+from meshy.training.publishing import Publishing
+from meshy.training.weights.choice import Target
+from meshy.training.weights.folder import stage_copy, stage_weights, weight_bytes
+from meshy.training.weights.publisher import Carrier, Published
+from meshy.training.weights.shelf import Shelf
+
+
+class RingPublishing(Publishing):
+    """A version is written to a shelf, in shared memory or on disk, while the trainer has the GPUs. `payload` travels
+    with the token and names the folder; a replica of the ring loads it when it has the GPUs again, or has been started
+    again, and is only waited for. Replicas outside the ring are told to load it."""
+
+    _shelf: Shelf | None = None
+    _sums: Mapping[str, ExpectedChecksums] | None = None
+    mode = "disk"
+
+    @property
+    def _inside(self) -> frozenset[str]:
+        """The replicas of the trainer's own ring."""
+        return frozenset(r.url for r in self._replicas if r.ring == self.context.replica.ring)
+
+    def _carrier(self, mode: str, targets: list[Target]) -> Carrier | None:
+        if self.config.publish == "collective":
+            raise ValueError("publish='collective': the trainer is in a ring, from where weights go by a folder only")
+        context, self.mode = self.context, "shm" if mode == "shm" else "disk"
+        if self.mode == "shm":
+            self._shelf = Shelf.in_memory(context.run_id)
+        else:
+            self._sent, self._shelf = self.stored, Shelf.on_disk(context.folder.weights)
+        return None
+
+    def stage(self, version: int, last: bool = False) -> None:
+        """Also whatever else needs the tensors: they are gone afterwards."""
+        if self._shelf is None:  # nobody is given weights
+            return super().stage(version, last)
+        self._version = version
+        shelved = self._shelf.put(self._command(ShelveWeights(version)))
+        if self._verifies(version, last):
+            self._sums = self._command(ExpectWeights(self._urls))
+        if self._writes(version, last) and self._sent != self.stored:
+            self._staged = super()._write(version)
+        self.payload = {"weights": {"version": version, "folder": str(shelved)}}
+
+    def take(self, command: GiveWeights, tensors: Iterable[tuple[str, Tensor]]) -> Any:
+        if isinstance(command, ShelveWeights):
+            assert self._shelf is not None
+            return stage_weights(self._shelf.place(command.version), tensors, self.context.model_folder, self._sent)
+        return super().take(command, tensors)
+
+    def _give(self, urls: tuple[str, ...], seconds: float) -> Published:
+        assert self._publisher is not None
+        outside = tuple(url for url in urls if url not in self._inside)
+        published = super()._give(outside, seconds) if outside else Published(self.mode)
+        published.mode, published.bytes = self.mode, weight_bytes(self._folder())
+        self._publisher.deadline = seconds
+        self._publisher.await_served(self._version, [url for url in urls if url in self._inside], published)
+        return published
+
+    def _folder(self) -> Path:
+        assert self._shelf is not None
+        return self._shelf.place(self._version)
+
+    def _late(self) -> list[str]:
+        """Without those of the ring: they take weights up with the token."""
+        return [url for url in super()._late() if url not in self._inside]
+
+    def _writes(self, version: int, last: bool) -> bool:
+        return self.mode == "disk" or super()._writes(version, last)
+
+    def _write(self, version: int) -> Path:
+        return stage_copy(self.context.folder.weights_of(version), self._folder())
+
+    def _expected(self, urls: tuple[str, ...]) -> dict[str, ExpectedChecksums]:
+        assert self._sums is not None
+        return {url: sums for url, sums in self._sums.items() if url in urls}
+
+    def close(self) -> None:
+        super().close()
+        if self._shelf is not None:
+            self._shelf.close()
+            self._shelf = None

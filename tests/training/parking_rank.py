@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from meshy.spmd.groups import Place, ProcessGroups
 from meshy.training.micro_batch import pad
 from meshy.training.titan.parked import give_back
+from meshy.training.weights.folder import write_weights
 from tests.training.data import make_samples
 from tests.training.rank import Rank
 
@@ -21,7 +22,8 @@ STEPS = 4
 class Parked(Rank):
     def trained(self, parked: bool) -> dict:
         """Losses and this rank's weights and optimiser state after some steps; parked: free and restore before each
-        step, twice before the first, between its forward passes too, and with gradients that are not applied yet."""
+        step, twice before the first, after a forward pass alone, when the weights have been written, and with gradients
+        that are not applied yet."""
         learner = self.learner(weight_decay=0.1, max_grad_norm=0.5)
         reports = []
 
@@ -39,6 +41,8 @@ class Parked(Rank):
                 reports.append({"scored": float(self.scored(learner, samples))})
             away()
             reports.append(learner.train(samples, [plan], epochs=1, learning_rates=[1e-3]))
+            written = self.folder / f"written{dist.get_world_size()}.{dist.get_rank()}"
+            write_weights(written, learner.engine.hf_tensors(), self.folder / "qwen3_tied")
             away()
         learner.accumulate(samples, plan)
         away()

@@ -150,9 +150,13 @@ class TitanEngine:
     # Weights ----------------------------------------------------------------------------------------------------------
 
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its Hugging Face name, gathered whole, one after another. Collective."""
+        """Every weight under its Hugging Face name, gathered whole, one after another. Collective.
+
+        On a CPU none shares memory with the model: storages that numpy has seen can never be freed for others again."""
+        alone = self.on_cpu and dist.get_world_size() == 1  # nothing is gathered then
         for name, value in self.adapter.to_hf(self.model.state_dict()).items():
-            yield name, value.full_tensor() if isinstance(value, DTensor) else value
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            yield name, whole.clone() if alone else whole
 
     # Somebody else's turn on the device -------------------------------------------------------------------------------
 

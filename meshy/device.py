@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceKind = Literal["cuda", "cpu"]
 
@@ -27,3 +31,14 @@ def device_kind() -> DeviceKind:
 def distributed_backend() -> Literal["nccl", "gloo"]:
     """The backend of compute process groups on this machine's device."""
     return "nccl" if device_kind() == "cuda" else "gloo"
+
+
+def give_back(device: torch.device) -> None:
+    """Return what was freed on that device to the system: allocators keep it for the next one who asks them."""
+    import torch
+
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc has it
+        trim(0)

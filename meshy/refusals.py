@@ -174,6 +174,15 @@ def ring_faults(recipe: Recipe) -> list[str]:
 def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> list[str]:
     faults: list[str] = []
     ids = [id for id, _ in ring.members]
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", ring.id):
+        faults.append(f"ring id {ring.id!r}: use letters, digits and '_' only, starting with a letter")
+    for id, how in ring.members:
+        waits = [other for other in groups[id].wait_for if other in ids] if id in groups else []
+        if how == FALLBACK and waits:
+            faults.append(
+                f"ring {ring.id!r}: {id!r}, which holds the GPUs while nobody asks, waits for {waits[0]!r} of the same "
+                "ring; let that one wait for it instead"
+            )
     if len(set(ids)) < 2:
         faults.append(f"ring {ring.id!r} has {len(set(ids))} member; sharing takes at least two groups")
     faults += [f"ring {ring.id!r} names group {id!r} twice" for id in sorted(set(ids)) if ids.count(id) > 1]

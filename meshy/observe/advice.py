@@ -50,8 +50,7 @@ def _load_weights(summary: Mapping[str, Any]) -> list[str]:
 
 def _next_runs() -> list[str]:
     return [
-        "the same on GPUs: torchrun --standalone --nproc-per-node 8 -m meshy.ignitor recipes/grpo_sync.py "
-        "model=Qwen/Qwen3-1.7B",
+        "on GPUs: torchrun --standalone --nproc-per-node 8 -m meshy.ignitor recipes/grpo_sync.py model=Qwen/Qwen3-1.7B",
         "any setting goes on the command line: steps=200, trainer.lr=2e-4, seed=1",
     ]
 

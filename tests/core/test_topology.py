@@ -209,6 +209,8 @@ def ring(*members: tuple[str, str], id: str = "r") -> ColocationRing:
     ("rings", "said"),
     [
         ((ring(("inference", ON_DEMAND), ("trainer", ON_DEMAND)),), "ring 'r' has no FALLBACK member"),
+        ((ring(("inference", FALLBACK), ("trainer", FALLBACK)),), "ring 'r' has several FALLBACK members"),
+        ((ring(("inference", FALLBACK), ("trainer", ON_DEMAND), id="a/b"),), "ring id 'a/b': use letters, digits"),
         ((ring(("inference", FALLBACK)),), "ring 'r' has 1 member"),
         ((ring(("inference", FALLBACK), ("inference", ON_DEMAND)),), "ring 'r' names group 'inference' twice"),
         ((ring(("inference", FALLBACK), ("teacher", ON_DEMAND)),), "names group 'teacher', which is not in the recipe"),
@@ -227,6 +229,13 @@ def ring(*members: tuple[str, str], id: str = "r") -> ColocationRing:
 def test_a_ring_that_does_not_hold_is_refused(rings: tuple[ColocationRing, ...], said: str) -> None:
     faults = faults_of(colocated(rings=rings), gpu_list(1, 4))
     assert any(said in fault for fault in faults), faults
+
+
+def test_the_fallback_member_does_not_wait_for_its_ring() -> None:
+    recipe = colocated()
+    waiting = dataclasses.replace(recipe.group("inference"), wait_for=("trainer",))
+    faults = faults_of(dataclasses.replace(recipe, groups=(waiting, *recipe.groups[1:])), gpu_list(1, 4))
+    assert any("'inference', which holds the GPUs while nobody asks, waits for 'trainer'" in fault for fault in faults)
 
 
 def test_ring_members_must_share_exactly_their_gpus() -> None:

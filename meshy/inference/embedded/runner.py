@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from meshy.device import give_back
 from meshy.generation.checksum import checksums
 from meshy.inference.embedded.attention import ATTENTION, SlotAttention
 from meshy.inference.embedded.batch import FlatBatch
 from meshy.inference.embedded.cache import SlotCache
 from meshy.inference.embedded.request import RequestError
-from meshy.inference.embedded.weights import LiveWeights, give_back
+from meshy.inference.embedded.weights import LiveWeights
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 

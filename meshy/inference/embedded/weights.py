@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import tempfile
 from collections.abc import Sequence
@@ -14,8 +13,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-
-_LIBC = ctypes.CDLL(None)
 
 
 class WeightError(ValueError):
@@ -205,11 +202,3 @@ class _Parked:
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, in place."""
     return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-def give_back(device: torch.device) -> None:
-    """Return what was freed on that device to the system, which allocators keep for the next one who asks them."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif (trim := getattr(_LIBC, "malloc_trim", None)) is not None:  # glibc has it
-        trim(0)

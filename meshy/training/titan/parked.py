@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from meshy.device import give_back
+
 Storage = torch.UntypedStorage
 
 
@@ -124,17 +126,6 @@ class Host:
         self._arena = torch.empty(0, dtype=torch.uint8)  # the smaller one goes first
         self._arena = torch.empty(size, dtype=torch.uint8)
         torch.cuda.check_error(runtime.cudaHostRegister(self._arena.data_ptr(), size, 0))
-
-
-def give_back(device: torch.device) -> None:
-    """Returns to the system what allocators keep of freed memory."""
-    if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-        return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc, which keeps pages of the heap for the next tensor: others could not use them
-        trim(0)
 
 
 def _bytes(storage: Storage) -> UInt8[Tensor, " bytes"]:

@@ -145,7 +145,7 @@ class Controller(_controller.TransferQueueController):
         return {}
 
     def mark_clearing_rows(
-        self, partition: str, consumer: str, indexes: list[int], uids: list[str], unless: str | None
+        self, partition: str, consumer: str, indexes: list[int], uids: list[str], unless: str | None = None
     ) -> dict[str, Any]:
         """Hide rows from everybody; storage drops them next, then `clear` frees their indexes."""
         self._ledger(partition).check_clear(consumer, indexes, uids, unless)

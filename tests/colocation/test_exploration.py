@@ -39,7 +39,7 @@ def explore(start: World, depth: int) -> int:
 
 @pytest.mark.parametrize(
     ("members", "wants", "crashes", "depth"),
-    [(TWO, 1, 0, 40), (TWO, 1, 1, 9), (REPLICAS, 1, 1, 6), (THREE, 1, 1, 6), (SHARED, 1, 1, 6)],
+    [(TWO, 1, 0, 40), (TWO, 1, 1, 8), (REPLICAS, 1, 1, 5), (THREE, 1, 1, 5), (SHARED, 1, 1, 5)],
 )
 def test_every_interleaving(members, wants, crashes, depth):
     assert explore(World(members, wants, crashes), depth) > 100

@@ -83,6 +83,7 @@ def make_three(on: Stage, publish: str, stored: str) -> Path:
     return shelf
 
 
+@pytest.mark.prove
 def test_whoever_does_not_come_to_serve_a_version_is_named(model: Path, tmp_path: Path) -> None:
     with stage(tmp_path, model, ring=True, verify_every=0, weights_deadline=8.0) as on:
         one, other = on.urls

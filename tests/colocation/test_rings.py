@@ -55,7 +55,7 @@ def test_several_replicas_hold_together(tmp_path: Path) -> None:
 
 
 def crashes(tmp_path: Path, victim: str, where: str, *options: str, slots: int = 1) -> None:
-    arguments = ("turns=8", "hold=0.01", f"victim={victim}", f"crash={where}", *options)
+    arguments = ("turns=8", "hold=0.01", "pause=0.05", f"victim={victim}", f"crash={where}", *options)
     with launched(tmp_path / "run", *arguments, recipe=ROLES, slots=slots) as run:
         assert run.wait() == 0
         assert "is started again" in run.output

@@ -47,7 +47,7 @@ def idle() -> float:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch) / "run"
         with launched(run_dir, "turns=2", "pause=3600", recipe=ROLES) as run:
-            run.wait_for_line("judge ready", 60)
+            run.wait_for_line("all services ready", 60)
             time.sleep(3)  # until the last of them holds
             queue = [p for p in run.processes() if "meshy.queue.server" in " ".join(p.cmdline())]
             before = sum(sum(p.cpu_times()[:2]) for p in queue)

@@ -88,7 +88,7 @@ def test_replicas_killed_in_each_phase(tmp_path: Path, where: str) -> None:
 def test_ten_thousand_hand_offs(tmp_path: Path, workers: int) -> None:
     turns = 10_000 // workers
     with launched(tmp_path / "run", f"turns={turns}", f"workers={workers}", recipe=ROLES) as run:
-        run.wait_for_line("judge ready", 60)
+        run.wait_for_line("queue ready", 60)
         topology = json.loads((run.run_dir / "topology.json").read_text())
         admin = topology["queue"]["controller"]["host"], topology["queue"]["admin_port"]
         rows, memory = [], []

@@ -61,13 +61,13 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 def folder_faults(folder: Path) -> list[str]:
     """What keeps a folder from being a whole model in Hugging Face format: configuration, weights, tokenizer."""
-    if not (folder / "config.json").is_file():
-        return [f"{folder} holds no config.json; give a folder in Hugging Face format"]
     faults = []
     try:
         read_config(folder)
     except ModelError as error:
         faults.append(str(error))
+        if not (folder / "config.json").is_file():
+            return faults
     if not any((folder / name).is_file() for name in TOKENIZERS):
         faults.append(f"{folder} holds no tokenizer (none of {', '.join(TOKENIZERS)}); save the model's own beside it")
     return faults + _weight_faults(folder)

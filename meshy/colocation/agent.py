@@ -8,17 +8,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from meshy.colocation.books import Books
-from meshy.colocation.columns import partition_of
+from meshy.colocation.follower import Follower
 from meshy.colocation.member import Member
 from meshy.colocation.turns import Action, Ask, Enter, Free, Give, Grant, Ledger, Restore, Rule, SayFreed, grant_of
 from meshy.columns import Contract
 from meshy.generation.in_thread import in_thread
-from meshy.queue.client import POLL_SECONDS, AsyncQueueClient
+from meshy.queue.client import AsyncQueueClient
 from meshy.queue.endpoints import Endpoints
 
 log = logging.getLogger("meshy.colocation")
@@ -57,9 +57,10 @@ class Numbers:
 Order = tuple[Literal["restore", "enter", "free", "failed"], Any]
 
 
-class Agent:
+class Agent(Follower):
     """`with agent.gpu(): ...` runs while the ring's token is here. One thread at a time is let in; the same one may go
-    in again within. life: of this process, as its ignitor named it."""
+    in again within. life: of this process, as its ignitor named it. Closing it gives nothing up: that the token is here
+    is for the keeper to find out when the process ends."""
 
     def __init__(
         self,
@@ -71,31 +72,17 @@ class Agent:
         endpoints: Endpoints,
         contract: Contract,
     ) -> None:
+        super().__init__(ring, AsyncQueueClient(endpoints, contract, replica, life=life), f"ring {ring}")
         self.member = Member(rule, replica, life)
         self.numbers = Numbers()
         self.ledger = Ledger()
-        self._ring, self._hooks = ring, hooks
-        self._client = AsyncQueueClient(endpoints, contract, replica, life=life)
+        self._hooks = hooks
         self._payload: dict[str, Any] = {}
         self._loaded = False  # something was there when the GPUs were freed last
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._inside = threading.RLock()
         self._depth = 0
-        self._closing = False
-        self._loop = asyncio.new_event_loop()
-        self._kick = asyncio.Event()
         self._callbacks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._follow, name=f"ring {ring}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Follow the ledger no more. Whether the token is here is for the keeper to find out when the process ends."""
-        self._closing = True
-        if self._thread.is_alive():
-            self._post(lambda: None)
-            self._thread.join(10)
 
     @property
     def payload(self) -> Mapping[str, Any]:
@@ -123,16 +110,16 @@ class Agent:
 
     def _enter(self) -> None:
         began = time.monotonic()
-        self._post(self.member.want)
+        self.post(self.member.want)
         try:
             self._obey("enter")
         except BaseException:
-            self._post(self.member.give_up)
+            self.post(self.member.give_up)
             raise
         self.numbers.waited += time.monotonic() - began
 
     def _leave(self) -> None:
-        self._post(self.member.leave)
+        self.post(self.member.leave)
         if not self.member.fallback:
             self._obey("free")
 
@@ -170,7 +157,7 @@ class Agent:
             self._hooks.restore(payload)
         self.numbers.restoring += time.monotonic() - began
         self.numbers.since = time.monotonic()
-        self._post(self.member.restored)
+        self.post(self.member.restored)
 
     def _free(self) -> None:
         began = time.monotonic()
@@ -178,49 +165,23 @@ class Agent:
         self._loaded = True
         self.numbers.freeing += time.monotonic() - began
         self.numbers.held += time.monotonic() - self.numbers.since
-        self._post(self.member.freed)
+        self.post(self.member.freed)
 
     # The agent's thread -----------------------------------------------------------------------------------------------
 
-    def _post(self, event: Callable[[], None]) -> None:
-        """Tell the member something, on the agent's thread."""
+    def failed(self, error: BaseException) -> None:
+        log.error("ring %r: the agent of %s has failed", self._ring, self.member.replica, exc_info=error)
+        self._orders.put(("failed", error))
+        self._hooks.failed(error)
 
-        def happen() -> None:
-            event()
-            self._kick.set()
+    async def step(self, books: Books) -> bool:
+        self.ledger = await books.look()
+        action = self.member.decide(self.ledger)
+        if action is not None:
+            await self._carry_out(action, books)
+        return action is not None
 
-        with suppress(RuntimeError):  # the agent has ended; whoever waits for it is told
-            self._loop.call_soon_threadsafe(happen)
-
-    def _follow(self) -> None:
-        try:
-            self._loop.run_until_complete(self._live())
-        except BaseException as error:
-            log.exception("ring %r: the agent of %s has failed", self._ring, self.member.replica)
-            self._orders.put(("failed", error))
-            self._hooks.failed(error)
-        finally:
-            self._loop.close()
-
-    async def _live(self) -> None:
-        async with self._client:
-            books = Books(self._client, self._ring)
-            while not self._closing:
-                bell = await self._client.watch(partition_of(self._ring))
-                self._kick.clear()
-                self.ledger = await books.look()
-                action = self.member.decide(self.ledger)
-                if action is None:
-                    await self._rest(bell)
-                else:
-                    await self._carry_out(action, books)
-
-    async def _rest(self, bell: asyncio.Event) -> None:
-        """Until the ledger or the member changes."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (bell, self._kick)]
-        _, pending = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+    async def rested(self) -> None:
         for task in [task for task in self._callbacks if task.done()]:
             self._callbacks.remove(task)
             task.result()  # raises what a hook has raised

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from meshy.colocation.books import Books
-from meshy.colocation.columns import keeper_of, partition_of
+from meshy.colocation.columns import keeper_of
+from meshy.colocation.follower import Follower
 from meshy.colocation.keeper import Keeper
 from meshy.colocation.turns import Action, Clear, Give, Ledger, Row, Rule, SayFreed, grant_of
 from meshy.columns import Contract
-from meshy.queue.client import POLL_SECONDS, AsyncQueueClient
+from meshy.queue.client import AsyncQueueClient
 from meshy.queue.endpoints import Endpoints
 
 log = logging.getLogger("meshy.colocation")
@@ -63,8 +62,8 @@ class History:
             out.write(json.dumps(line) + "\n")
 
 
-class RingKeeper:
-    """history: a file of the run folder. failed: told once what has ended the keeper."""
+class RingKeeper(Follower):
+    """history: a file of the run folder. on_failure: told once what has ended the keeper."""
 
     def __init__(
         self,
@@ -73,72 +72,36 @@ class RingKeeper:
         endpoints: Endpoints,
         contract: Contract,
         history: Path,
-        failed: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._ring, self._keeper, self._failed = ring, Keeper(rule), failed
-        self._client = AsyncQueueClient(endpoints, contract, keeper_of(ring))
+        super().__init__(ring, AsyncQueueClient(endpoints, contract, keeper_of(ring)), f"keeper of ring {ring}")
+        self._keeper, self._on_failure = Keeper(rule), on_failure
         self._history = History(history)
         self._deaths: list[tuple[str, str]] = []
-        self._closing = False
-        self._loop = asyncio.new_event_loop()
-        self._kick = asyncio.Event()
-        self._thread = threading.Thread(target=self._follow, name=f"keeper of ring {ring}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def died(self, replica: str, life: str) -> None:
         """A member's process, and all that it had started, has ended."""
-        self._post(lambda: self._deaths.append((replica, life)))
+        self.post(lambda: self._deaths.append((replica, life)))
 
-    def close(self) -> None:
-        self._closing = True
-        if self._thread.is_alive():
-            self._post(lambda: None)
-            self._thread.join(10)
+    def failed(self, error: BaseException) -> None:
+        if not self._closing:
+            log.error("the keeper of ring %r has failed", self._ring, exc_info=error)
+            self._on_failure(error)
 
-    def _post(self, event: Callable[[], None]) -> None:
-        def happen() -> None:
-            event()
-            self._kick.set()
+    async def step(self, books: Books) -> bool:
+        while self._deaths:
+            replica, life = self._deaths.pop(0)
+            await self._client.banish(replica, life)
+            self._keeper.died(life)
+        ledger = await books.look()
+        self._history.see(ledger)
+        action = self._keeper.decide(ledger)
+        if action is not None:
+            await self._carry_out(action, books, ledger)
+        return action is not None
 
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(happen)
-
-    def _follow(self) -> None:
-        try:
-            self._loop.run_until_complete(self._live())
-        except BaseException as error:
-            if not self._closing:
-                log.exception("the keeper of ring %r has failed", self._ring)
-                self._failed(error)
-        finally:
-            self._loop.close()
-
-    async def _live(self) -> None:
-        async with self._client:
-            books = Books(self._client, self._ring)
-            while not self._closing:
-                bell = await self._client.watch(partition_of(self._ring))
-                self._kick.clear()
-                while self._deaths:
-                    replica, life = self._deaths.pop(0)
-                    await self._client.banish(replica, life)
-                    self._keeper.died(life)
-                ledger = await books.look()
-                self._history.see(ledger)
-                action = self._keeper.decide(ledger)
-                if action is None:
-                    await self._rest(bell)
-                else:
-                    await self._carry_out(action, books, ledger)
-            self._history.end()
-
-    async def _rest(self, bell: asyncio.Event) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in (bell, self._kick)]
-        _, pending = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+    async def ended(self) -> None:
+        self._history.end()
 
     async def _carry_out(self, action: Action, books: Books, ledger: Ledger) -> None:
         match action:

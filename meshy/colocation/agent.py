@@ -15,7 +15,20 @@ from typing import Any, Literal
 from meshy.colocation.books import Books
 from meshy.colocation.follower import Follower
 from meshy.colocation.member import Member
-from meshy.colocation.turns import Action, Ask, Enter, Free, Give, Grant, Ledger, Restore, Rule, SayFreed, grant_of
+from meshy.colocation.turns import (
+    Action,
+    Ask,
+    Enter,
+    Free,
+    Give,
+    Grant,
+    Ledger,
+    Press,
+    Restore,
+    Rule,
+    SayFreed,
+    grant_of,
+)
 from meshy.columns import Contract
 from meshy.generation.in_thread import in_thread
 from meshy.queue.client import AsyncQueueClient
@@ -190,6 +203,8 @@ class Agent(Follower):
         match action:
             case Ask():
                 await books.ask(self.member.replica, self.member.life)
+            case Press(row):
+                await books.press(row)
             case Restore(row):
                 self._begin_turn(grant_of(row))
                 self._have_done("restore", lambda: self._restore(self._payload))

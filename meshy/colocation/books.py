@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshy.colocation.columns import FREED, GRANT, REQUEST, partition_of
+from meshy.colocation.columns import FREED, GRANT, PRESSES, REQUEST, partition_of
 from meshy.colocation.turns import Clear, Give, Grant, Ledger, Row
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.errors import QueueTimeout, Refused, StaleRows
@@ -51,8 +51,8 @@ class Books:
                 told["payload"] = json.loads(told["payload"])
                 self._known[uid] = replace(self._known[uid], grant=Grant(at=told.pop("granted"), **told))
         for rows, columns in seen:
-            if FREED.name in columns:
-                self._known[rows.uids[0]] = replace(self._known[rows.uids[0]], freed=True)
+            row = self._known[rows.uids[0]]
+            self._known[row.uid] = replace(row, presses=PRESSES.name in columns, freed=FREED.name in columns)
 
     async def _columns(self, rows: Sequence[Rows], wanted: Sequence[Any]) -> dict[str, dict[str, Any]]:
         whole = Rows.concat(rows)
@@ -65,6 +65,9 @@ class Books:
     async def ask(self, replica: str, life: str) -> None:
         row = {"uid": f"{replica}-{uuid.uuid4().hex[:12]}", "replica": replica, "life": life, "asked": time.time()}
         await self._client.put(self.partition, {name: [value] for name, value in row.items()})
+
+    async def press(self, row: Row) -> bool:
+        return await self._write([row], {PRESSES.name: [True]})
 
     async def say_freed(self, row: Row) -> bool:
         return await self._write([row], {FREED.name: [True]})

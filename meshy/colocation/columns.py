@@ -20,6 +20,7 @@ GRANT = (
     Column("granted", "float64", doc="unix seconds"),
     Column("payload", "str", doc="JSON; travels with the token, such as the weights to serve"),
 )
+PRESSES = Column("presses", "bool", doc="code waits for the GPUs; said of FALLBACK's rows")
 FREED = Column("freed", "bool", doc="the row's replica has left the turn and its GPUs")
 
 SPARE_ROWS = 8
@@ -42,7 +43,7 @@ def ring_declarations(ring: str, replicas: Mapping[str, int]) -> Sequence[Declar
     def writes(group: str) -> tuple[Produces, ...]:
         return (
             Produces(partition, REQUEST, creates=True, route=group),
-            Produces(partition, (*GRANT, FREED), route=group),
+            Produces(partition, (*GRANT, PRESSES, FREED), route=group),
         )
 
     keeper = keeper_of(ring).rpartition(".")[0]

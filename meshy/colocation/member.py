@@ -3,7 +3,8 @@
     out --Restore--> restoring --restored()--> in --Free--> freeing --freed()--> leaving --(Give or SayFreed)--> out
 
 ON_DEMAND replicas ask when code waits for the GPUs, and leave when it has ended. FALLBACK replicas always ask, and
-leave at the first moment at which no such code runs and an ON_DEMAND group waits.
+leave at the first moment at which no such code runs and another group's waits; code of their own that has waited is let
+in once before that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from meshy.colocation.turns import (
     Enter,
     Free,
     Ledger,
+    Press,
     Restore,
     Rule,
     SayFreed,
@@ -41,7 +43,7 @@ class Member:
         self.row = ""  # the uid of the row by which it takes part, or did last
         self.wanted = False
         self.inside = False
-        self._spent = False  # the code that asked for this turn has ended
+        self._spent = False  # code that waited for this turn has ended
 
     # Events -----------------------------------------------------------------------------------------------------------
 
@@ -56,7 +58,7 @@ class Member:
     def leave(self) -> None:
         """The code that was let in has ended."""
         self.inside = False
-        self._spent = not self.fallback
+        self._spent = True
 
     def restored(self) -> None:
         assert self.phase == "restoring"
@@ -83,15 +85,17 @@ class Member:
                 return Restore(row)
         return self._ask(ledger)
 
-    def _ask(self, ledger: Ledger) -> Ask | None:
+    def _ask(self, ledger: Ledger) -> Ask | Press | None:
         """One request at a time."""
-        asked = any(row.life == self.life for row in ledger.waiting)
-        return Ask() if (self.wanted or self.fallback) and not asked else None
+        asked = next((row for row in ledger.waiting if row.life == self.life), None)
+        if asked is None:
+            return Ask() if self.wanted or self.fallback else None
+        return Press(asked) if self.wanted and not self.rule.presses(asked) else None
 
     def _inside(self, ledger: Ledger) -> Action | None:
         if not self.inside:
             others = self.rule.wanted_by_others(ledger)
-            if self.wanted and not self._spent and not (self.fallback and others):
+            if self.wanted and not (self._spent and (others or not self.fallback)):
                 self.wanted, self.inside = False, True
                 return Enter()
             if others or not self.fallback:

@@ -33,13 +33,15 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Row:
     """A request, and what has become of it. life: of the process that asks; a replica that starts again has another
-    one. asked: unix seconds. freed: the replica has left the turn and its GPUs."""
+    one. asked: unix seconds. presses: code waits for the GPUs; said of FALLBACK rows, for those of others always mean
+    it. freed: the replica has left the turn and its GPUs."""
 
     uid: str
     replica: str
     life: str
     asked: float = 0.0
     grant: Grant | None = None
+    presses: bool = False
     freed: bool = False
 
     @property
@@ -121,13 +123,18 @@ class Rule:
     def is_fallback(self, group: str) -> bool:
         return group in self._fallback
 
+    def presses(self, row: Row) -> bool:
+        """Whether code waits for the GPUs, rather than a FALLBACK that would have them while nobody's does."""
+        return row.presses or not self.is_fallback(row.group)
+
     def wanted_by_others(self, ledger: Ledger) -> bool:
-        """Whether an ON_DEMAND group other than the holder waits: a FALLBACK holder must yield to it."""
-        return any(row.group != ledger.holder and row.group not in self._fallback for row in ledger.waiting)
+        """Whether code of another group than the holder's waits: a FALLBACK holder must yield to it."""
+        return any(row.group != ledger.holder and self.presses(row) for row in ledger.waiting)
 
     def next(self, ledger: Ledger) -> tuple[Row, ...]:
-        """The rows that the next turn is granted to: all that wait of one group. ON_DEMAND goes before FALLBACK, then
-        the group that follows the holder soonest in the ring (itself last), then the one that asked first."""
+        """The rows that the next turn is granted to: all that wait of one group. Where code waits goes before a
+        FALLBACK where none does, then the group that follows the holder soonest in the ring (itself last), then the one
+        that asked first. So whoever waits is passed over at most once by each other group."""
         if not ledger.waiting:
             return ()
         chosen = min(ledger.waiting, key=lambda row: self._order(row, ledger.holder)).group
@@ -135,7 +142,7 @@ class Rule:
 
     def _order(self, row: Row, holder: str | None) -> tuple[bool, int, float, str]:
         after = self._place[holder] + 1 if holder is not None else 0
-        return self.is_fallback(row.group), (self._place[row.group] - after) % len(self.members), row.asked, row.uid
+        return not self.presses(row), (self._place[row.group] - after) % len(self.members), row.asked, row.uid
 
 
 # What is to be done ---------------------------------------------------------------------------------------------------
@@ -144,6 +151,13 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Put a request into the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """Write into the ledger that code waits for what a row asks."""
+
+    row: Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +202,7 @@ class Clear:
     unless_granted: bool
 
 
-Action = Ask | Restore | Enter | Free | SayFreed | Give | Clear
+Action = Ask | Press | Restore | Enter | Free | SayFreed | Give | Clear
 
 
 def grant_of(row: Row) -> Grant:
@@ -205,7 +219,7 @@ def begin_next(rule: Rule, ledger: Ledger, reason: str = "") -> Give | None:
     if not rows:
         return None
     leader = min(rows, key=lambda row: (row.index, row.uid))
-    reason = reason or ("nobody else asks" if rule.is_fallback(leader.group) else "asked")
+    reason = reason or ("asked" if any(rule.presses(row) for row in rows) else "nobody else asks")
     return Give(rows, ledger.turn + 1, leader, reason)
 
 

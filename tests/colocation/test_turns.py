@@ -7,15 +7,29 @@ from hypothesis import strategies as st
 
 from meshy.colocation.keeper import Keeper
 from meshy.colocation.member import Member
-from meshy.colocation.turns import Ask, Clear, Enter, Free, Give, Grant, Ledger, Restore, Row, Rule, SayFreed
+from meshy.colocation.turns import (
+    Ask,
+    Clear,
+    Enter,
+    Free,
+    Give,
+    Grant,
+    Ledger,
+    Press,
+    Restore,
+    Row,
+    Rule,
+    SayFreed,
+    begin_next,
+)
 from meshy.recipe import FALLBACK, ON_DEMAND
 
 RULE = Rule((("inference", FALLBACK), ("teacher", ON_DEMAND), ("critic", ON_DEMAND), ("trainer", ON_DEMAND)))
 
 
-def row(replica: str, asked: float = 0.0, turn: int = 0, leads: bool = True, life: str = "") -> Row:
+def row(replica: str, asked: float = 0, turn: int = 0, leads: bool = True, life: str = "", presses=False) -> Row:
     grant = Grant(turn, leads) if turn else None
-    return Row(f"{replica}@{asked}", replica, life or f"{replica}/0", asked, grant)
+    return Row(f"{replica}@{asked}", replica, life or f"{replica}/0", asked, grant, presses)
 
 
 def chosen(*rows: Row) -> list[str]:
@@ -25,6 +39,14 @@ def chosen(*rows: Row) -> list[str]:
 def test_on_demand_goes_before_fallback() -> None:
     assert chosen(row("inference.0", 1), row("trainer.0", 2)) == ["trainer.0"]
     assert chosen(row("inference.0", 1)) == ["inference.0"]
+
+
+def test_fallback_whose_code_waits_is_one_of_those_that_ask() -> None:
+    waits, trainer = row("inference.0", 1, presses=True), row("trainer.0", 2)
+    assert chosen(row("trainer.0", 0, turn=4), waits, trainer) == ["inference.0"]
+    assert chosen(row("teacher.0", 0, turn=4), waits, trainer) == ["trainer.0"]
+    given = begin_next(RULE, Ledger([row("trainer.0", 0, turn=4), waits, trainer]))
+    assert given == Give((waits,), 5, waits, "asked")
 
 
 def test_then_the_one_that_follows_the_holder_soonest() -> None:
@@ -40,10 +62,13 @@ def test_all_waiting_replicas_of_a_group_come_together() -> None:
     assert chosen(row("teacher.1", 5), row("teacher.0", 7), row("critic.0", 1)) == ["teacher.1", "teacher.0"]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["teacher", "critic", "trainer"]), st.floats(0, 9)), min_size=1), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from(["inference", "teacher", "critic", "trainer"]), st.floats(0, 9)), min_size=1),
+    st.data(),
+)
 def test_whoever_waits_has_a_turn_before_anybody_has_two(asks, data) -> None:
     """However often others ask again at once."""
-    waiting = {group: row(f"{group}.0", asked) for group, asked in asks}
+    waiting = {group: row(f"{group}.0", asked, presses=True) for group, asked in asks}
     patient = data.draw(st.sampled_from(sorted(waiting)))
     holder = data.draw(st.sampled_from(["inference", *waiting]))
     seen: list[str] = []
@@ -53,7 +78,7 @@ def test_whoever_waits_has_a_turn_before_anybody_has_two(asks, data) -> None:
         seen.append(holder)
         if holder == patient:
             break
-        waiting[holder] = row(f"{holder}.0", 100.0 + turn)
+        waiting[holder] = row(f"{holder}.0", 100.0 + turn, presses=True)
     assert seen[-1] == patient and len(seen) == len(set(seen))
 
 
@@ -109,6 +134,25 @@ def test_fallback_always_asks_and_holds_until_on_demand_asks() -> None:
     wanted = Ledger([mine, row("trainer.0", 2)])
     assert inference.decide(wanted) is None, "its code is inside: no safe point"
     inference.leave()
+    inference.want()
+    assert inference.decide(wanted) == Free()
+    inference.freed()
+    inference.decide(wanted)
+    waits = row("inference.0", 3, life="i")
+    assert inference.decide(Ledger([row("trainer.0", 2, turn=4), waits])) == Press(waits)
+    waits = row("inference.0", 3, life="i", presses=True)
+    assert inference.decide(Ledger([row("trainer.0", 2, turn=4), waits])) is None
+
+
+def test_fallback_that_has_waited_is_let_in_once_before_it_yields() -> None:
+    inference, mine = Member(RULE, "inference.0", "i"), row("inference.0", 1, turn=3, life="i", presses=True)
+    wanted = Ledger([mine, row("trainer.0", 2)])
+    inference.want()
+    assert inference.decide(wanted) == Restore(mine)
+    inference.restored()
+    assert inference.decide(wanted) == Enter()
+    inference.leave()
+    inference.want()
     assert inference.decide(wanted) == Free()
 
 

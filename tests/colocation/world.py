@@ -12,14 +12,28 @@ from dataclasses import replace
 
 from meshy.colocation.keeper import Keeper
 from meshy.colocation.member import Member
-from meshy.colocation.turns import Ask, Clear, Enter, Free, Give, Grant, Ledger, Restore, Row, Rule, SayFreed, grant_of
+from meshy.colocation.turns import (
+    Ask,
+    Clear,
+    Enter,
+    Free,
+    Give,
+    Grant,
+    Ledger,
+    Press,
+    Restore,
+    Row,
+    Rule,
+    SayFreed,
+    grant_of,
+)
 from meshy.recipe import Membership
 
 KEEPER = "keeper"
 
 
 class World:
-    """members: group, membership and number of replicas. wants: how often code of each ON_DEMAND replica asks for the
+    """members: group, membership and number of replicas. wants: how often code of each replica asks for the
     GPUs. crashes: how many processes die."""
 
     def __init__(self, members: tuple[tuple[str, Membership, int], ...], wants: int, crashes: int) -> None:
@@ -32,8 +46,8 @@ class World:
         }
         self.rows: tuple[Row, ...] = ()
         self.looks: dict[str, Ledger | None] = dict.fromkeys([*self.members, KEEPER])
-        self.wants = {name: 0 if member.fallback else wants for name, member in self.members.items()}
-        self.served = dict.fromkeys(self.members, 0)
+        self.wants = dict.fromkeys(self.members, wants)
+        self.passed: dict[str, int] = {}  # by uid of rows that code waits for: the turns that others had since
         self.dead: set[str] = set()  # replicas that are gone now
         self.untold: tuple[str, ...] = ()  # lives that have ended without the keeper's knowing
         self.crashes = crashes
@@ -44,7 +58,7 @@ class World:
         other.keeper = copy.copy(self.keeper)
         other.keeper._dead = set(self.keeper._dead)
         other.members = {name: copy.copy(member) for name, member in self.members.items()}
-        other.looks, other.wants, other.served = dict(self.looks), dict(self.wants), dict(self.served)
+        other.looks, other.wants, other.passed = dict(self.looks), dict(self.wants), dict(self.passed)
         other.dead = set(self.dead)
         return other
 
@@ -147,17 +161,24 @@ class World:
                     assert not using, f"granted while {using} had not freed"
                 else:
                     assert turn == now.turn and {row.group for row in rows} == {now.holder}
-                given = {row.uid: replace(row, grant=Grant(turn, row is leader)) for row in rows}
+                self._pass_over(leader, now)
+                given = {row.uid: replace(there[row.uid], grant=Grant(turn, row is leader)) for row in rows}
                 self.rows = tuple(given.get(row.uid, row) for row in self.rows)
+            case Press(row):
+                self.rows = tuple(replace(r, presses=True) if r.uid == row.uid else r for r in self.rows)
             case SayFreed(row):
                 self.rows = tuple(replace(r, freed=True) if r.uid == row.uid else r for r in self.rows)
             case Clear(rows, unless_granted):
                 gone = {row.uid for row in rows if not (unless_granted and there[row.uid].grant is not None)}
                 self.rows = tuple(row for row in self.rows if row.uid not in gone)
-            case Enter():
-                self.served[name] += 1
-            case Restore() | Free() | None:
+            case Enter() | Restore() | Free() | None:
                 pass
+
+    def _pass_over(self, leader: Row | None, now: Ledger) -> None:
+        """No starvation: each other group goes before code that waits once at most, but for what it granted unseen."""
+        waits = [row.uid for row in now.waiting if self.rule.presses(row)]
+        self.passed = {uid: self.passed.get(uid, 0) + (leader is not None) for uid in waits}
+        assert all(count <= len(self.rule.members) + 1 for count in self.passed.values()), "passed over"
 
     # What must hold ---------------------------------------------------------------------------------------------------
 

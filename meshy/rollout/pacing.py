@@ -1,20 +1,30 @@
 """Which group of prompts may be started now: gates in, positions out.
 
-The data order is cut into batches: batch j is the positions [jP, (j+1)P), with P prompts per batch. With window w,
-batch j may start once j - w + 1 batches are retired, which is what gate j - w + 1 says. Replica i of n owns the
-positions p = i mod n. Nothing beyond the last batch is ever started, nor anything after the stop gate.
+The data order is cut into batches: batch j is the positions [jP, (j+1)P), with P prompts per batch. Replica i of n owns
+the positions p = i mod n. Two paces:
 
-A group that fails is replaced at once, so that a failure never starves the trainer. The replacement belongs to the
-batch of the group that it replaces; its position is the replica's next unused one beyond all planned positions
+A window of k batches: batch j may start once j - k + 1 batches are retired, which is what gate j - k + 1 says. What is
+trained at version j was then written by version j - k + 1 or later. A group that is lost is replaced at once; its
+replacement belongs to the same batch, and its position is the replica's next unused one beyond all planned positions
 (p >= steps P), that is, a prompt of a later epoch.
+
+No window (None): the trainer takes whatever is complete. A group may start while fewer than (max_staleness + 1) B
+samples are alive, started but not retired; positions follow one another, whatever is lost.
+
+Nothing is started that no step would train, nor anything after the stop gate.
 
 Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ANY_BATCH = -1
+"""The batch of a group that is trained by whichever batch takes it first."""
 
 
 class GateError(RuntimeError):
@@ -22,7 +32,7 @@ class GateError(RuntimeError):
 
 
 class NothingSurvives(RuntimeError):
-    """Too many groups in a row have failed; the message counts the reasons."""
+    """Too many groups in a row gave no rows; the message counts the reasons, and shows their rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,96 +54,128 @@ class Slot:
     batch: int
 
 
-class Pacing:
-    """The budget of one replica.
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """What all replicas of a run have in common.
 
-    prompts_per_batch: P. window: batches that may be under way at once, at least 1. max_failures: groups that may fail
-    in a row. replica, replicas: i and n.
+    prompts_per_batch: P; with group_size samples each, a batch is B samples. steps: batches that the run trains.
+    window: batches that may be under way at once, at least 1; None for no batches, then max_staleness bounds what is
+    alive. over_sampling: how many times P prompts are started for a batch, at least 1; those that end first make it up.
     """
 
-    def __init__(
-        self,
-        *,
-        prompts_per_batch: int,
-        group_size: int,
-        steps: int,
-        window: int = 1,
-        max_failures: int = 32,
-        replica: int = 0,
-        replicas: int = 1,
-    ) -> None:
-        if window < 1:
-            raise ValueError(f"a window of {window} batches lets nothing start; it must be at least 1")
-        self.prompts_per_batch = prompts_per_batch
-        self.batch_size = prompts_per_batch * group_size
-        self.steps = steps
-        self.window = window
-        self.max_failures = max_failures
-        self.replica = replica
-        self.replicas = replicas
+    prompts_per_batch: int
+    group_size: int
+    steps: int
+    window: int | None = 1
+    max_staleness: int | None = None
+    over_sampling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window of {self.window} batches lets nothing start; it must be at least 1")
+        if self.window is None and self.max_staleness is None:
+            raise ValueError("without a window, max_staleness must bound how old samples may become")
+        if self.over_sampling < 1 or (self.over_sampling > 1 and self.window is None):
+            raise ValueError(f"over_sampling of {self.over_sampling} needs a window, and to be at least 1")
+
+    @property
+    def batch_size(self) -> int:
+        return self.prompts_per_batch * self.group_size
+
+    @property
+    def planned(self) -> int:
+        """Positions that the run trains if nothing is lost."""
+        return self.steps * self.prompts_per_batch
+
+
+@dataclass
+class Losses:
+    """Groups that gave no rows. rewards: their mean rewards, to tenths, where they had some."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    rewards: Counter[float] = field(default_factory=Counter)
+    in_a_row: int = 0
+
+
+class Pacing:
+    """The budget of one replica. max_losses: groups that may be lost in a row. replica, replicas: i and n."""
+
+    def __init__(self, pace: Pace, *, max_losses: int = 32, replica: int = 0, replicas: int = 1) -> None:
+        self.pace = pace
+        self.max_losses = max_losses
         self.gate: Gate | None = None
         self.in_flight: set[Slot] = set()
         self.completed = 0
-        self.failures: Counter[str] = Counter()
-        self._failed_in_a_row = 0
-        self._refunds: deque[int] = deque()  # the batches of failed groups that nothing replaces yet
-        self._next_planned = replica
-        planned = steps * prompts_per_batch
-        self._next_replacement = planned + (replica - planned) % replicas
+        self.surplus = 0
+        self.losses = Losses()
+        self._budget = (_Windowed if pace.window is not None else _Flowing)(pace, replica, replicas)
 
     def open(self, gate: Gate) -> None:
         """Take the next gate. GateError where it does not follow the one before."""
         self._check(gate)
         if self.gate is None:  # a run that goes on from a checkpoint begins at a later batch
-            first = gate.samples_retired // self.batch_size * self.prompts_per_batch
-            self._next_planned = first + (self.replica - first) % self.replicas
+            self._budget.begin(gate)
         self.gate = gate
 
     def next(self) -> Slot | None:
         """The next group to start, now in flight; None when the next one needs another gate."""
         if self.gate is None or self.gate.stop:
             return None
-        if self._refunds:
-            slot = Slot(self._next_replacement, self._refunds.popleft())
-            self._next_replacement += self.replicas
-        elif self._next_planned < self.open_batches * self.prompts_per_batch:
-            slot = Slot(self._next_planned, self._next_planned // self.prompts_per_batch)
-            self._next_planned += self.replicas
-        else:
-            return None
-        self.in_flight.add(slot)
+        slot = self._budget.next(self.gate)
+        if slot is not None:
+            self.in_flight.add(slot)
         return slot
 
-    def complete(self, slot: Slot) -> None:
-        """The group's rows are in the queue."""
+    def peek(self) -> int | None:
+        """The position that `next` would give."""
+        return None if self.gate is None or self.gate.stop else self._budget.peek(self.gate)
+
+    def complete(self, slot: Slot) -> Sequence[Slot]:
+        """The group is whole and its rows are to be put. Returns groups in flight that are not needed any more, since
+        others have made up their batch; they are forgotten here."""
         self.in_flight.remove(slot)
         self.completed += 1
-        self._failed_in_a_row = 0
+        self.losses.in_a_row = 0
+        if not self._budget.completed(slot):
+            return ()
+        rest = sorted((other for other in self.in_flight if other.batch == slot.batch), key=lambda s: s.position)
+        self.in_flight.difference_update(rest)
+        self.surplus += len(rest)
+        return rest
 
-    def fail(self, slot: Slot, reason: str) -> None:
-        """The group is lost; `next` gives its replacement. NothingSurvives when too many were lost in a row."""
+    def lose(self, slot: Slot, reason: str, mean_reward: float | None = None) -> None:
+        """The group gives no rows: it has failed, or a filter has dropped it; `next` gives its replacement.
+        NothingSurvives when too many were lost in a row."""
         self.in_flight.remove(slot)
-        self._refunds.append(slot.batch)
-        self.failures[reason] += 1
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row > self.max_failures:
-            reasons = ", ".join(f"{reason} ({count})" for reason, count in self.failures.most_common())
-            raise NothingSurvives(
-                f"{self._failed_in_a_row} groups in a row have failed, more than the {self.max_failures} allowed; "
-                f"since the start {self.completed} groups were completed and {self.failures.total()} failed: {reasons}"
-            )
-
-    @property
-    def open_batches(self) -> int:
-        """Batches, counted from the start of the run, whose groups may be started."""
-        if self.gate is None:
-            return 0
-        return min(self.gate.samples_retired // self.batch_size + self.window, self.steps)
+        self._budget.lost(slot)
+        self.losses.reasons[reason] += 1
+        self.losses.in_a_row += 1
+        if mean_reward is not None:
+            self.losses.rewards[round(mean_reward, 1)] += 1
+        if self.losses.in_a_row > self.max_losses:
+            raise NothingSurvives(self._nothing_survives())
 
     @property
     def next_position(self) -> int:
-        """The first planned position that is not started yet."""
-        return self._next_planned
+        """The first position in the order of the data that is not started yet."""
+        return self._budget.next_position
+
+    @property
+    def batch(self) -> int:
+        """The batch that the newest groups are for."""
+        if self.gate is None:
+            return 0
+        return min(self.gate.samples_retired // self.pace.batch_size + (self.pace.window or 1), self.pace.steps) - 1
+
+    def _nothing_survives(self) -> str:
+        losses = self.losses
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in losses.reasons.most_common())
+        bars = (f"\n  {reward:5.1f} {'#' * min(count, 60)} {count}" for reward, count in sorted(losses.rewards.items()))
+        told = f"\nmean rewards of those that had one:{''.join(bars)}" if losses.rewards else ""
+        return (
+            f"{losses.in_a_row} groups in a row gave no rows, more than the {self.max_losses} allowed; since the start "
+            f"{self.completed} groups were completed and {losses.reasons.total()} lost: {reasons}{told}"
+        )
 
     def _check(self, gate: Gate) -> None:
         last = self.gate
@@ -154,3 +196,96 @@ class Pacing:
         else:
             return
         raise GateError(f"{what}: after {last} came {gate}")
+
+
+def owned(count: int, replica: int, replicas: int) -> int:
+    """How many of the numbers 0 ... count - 1 a replica owns."""
+    return max(0, -(-(count - replica) // replicas))
+
+
+class _Windowed:
+    """Batches of planned positions."""
+
+    def __init__(self, pace: Pace, replica: int, replicas: int) -> None:
+        self.pace, self.replica, self.replicas = pace, replica, replicas
+        self.next_position = replica
+        self._replacement = pace.planned + (replica - pace.planned) % replicas
+        self._to_replace: deque[int] = deque()  # the batches that need one more group
+        self._open: dict[int, int] = {}  # groups that a batch still needs, of those that have begun
+
+    def begin(self, gate: Gate) -> None:
+        first = gate.samples_retired // self.pace.batch_size * self.pace.prompts_per_batch
+        self.next_position = first + (self.replica - first) % self.replicas
+
+    def peek(self, gate: Gate) -> int | None:
+        if self._to_replace:
+            return self._replacement
+        assert self.pace.window is not None
+        batches = min(gate.samples_retired // self.pace.batch_size + self.pace.window, self.pace.steps)
+        return self.next_position if self.next_position < batches * self.pace.prompts_per_batch else None
+
+    def next(self, gate: Gate) -> Slot | None:
+        position = self.peek(gate)
+        if position is None:
+            return None
+        if self._to_replace:
+            self._replacement += self.replicas
+            return Slot(position, self._to_replace.popleft())
+        batch = position // self.pace.prompts_per_batch
+        self.next_position += self.replicas
+        if batch not in self._open:
+            self._open[batch] = share = self._share(batch)
+            self._to_replace.extend([batch] * (math.ceil(share * self.pace.over_sampling) - share))
+        return Slot(position, batch)
+
+    def _share(self, batch: int) -> int:
+        """Positions of a batch that are the replica's own."""
+        first, last = (owned((batch + i) * self.pace.prompts_per_batch, self.replica, self.replicas) for i in (0, 1))
+        return last - first
+
+    def completed(self, slot: Slot) -> bool:
+        """Whether its batch is complete now, as far as this replica makes it up."""
+        self._open[slot.batch] -= 1
+        if self._open[slot.batch]:
+            return False
+        self._to_replace = deque(batch for batch in self._to_replace if batch != slot.batch)
+        return True
+
+    def lost(self, slot: Slot) -> None:
+        self._to_replace.append(slot.batch)
+
+
+class _Flowing:
+    """One position after another, while there is room among what is alive."""
+
+    def __init__(self, pace: Pace, replica: int, replicas: int) -> None:
+        self.pace, self.replica, self.replicas = pace, replica, replicas
+        self.next_position = replica
+        self._started = 0  # groups that are alive or retired, since the run began
+
+    def begin(self, gate: Gate) -> None:
+        groups = gate.samples_retired // self.pace.group_size
+        self._started = owned(groups, self.replica, self.replicas)
+        self.next_position = groups + (self.replica - groups) % self.replicas
+
+    def peek(self, gate: Gate) -> int | None:
+        assert self.pace.max_staleness is not None
+        alive = (self.pace.max_staleness + 1) * self.pace.batch_size
+        dropped = gate.samples_retired - gate.weight_version * self.pace.batch_size
+        samples = min(gate.samples_retired + alive, self.pace.steps * self.pace.batch_size + dropped)
+        allowed = owned(samples // self.pace.group_size, self.replica, self.replicas)
+        return self.next_position if self._started < allowed else None
+
+    def next(self, gate: Gate) -> Slot | None:
+        position = self.peek(gate)
+        if position is None:
+            return None
+        self.next_position += self.replicas
+        self._started += 1
+        return Slot(position, ANY_BATCH)
+
+    def completed(self, slot: Slot) -> bool:
+        return False
+
+    def lost(self, slot: Slot) -> None:
+        self._started -= 1

@@ -15,21 +15,14 @@ from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
 from meshy.algorithms.sequences import sequence_max, sequence_mean, sequence_sum
 
 
-def importance_weights(
+def importance_ratios(
     train_logprobs: Float[Tensor, " tokens"],
     rollout_logprobs: Float[Tensor, " tokens"],
     sequence: Int[Tensor, " tokens"],
-    *,
     level: Level,
-    action: Action = "truncate",
-    low: float | None = None,
-    high: float | None = None,
-) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
-    """(weight, keep) of each token; the token's factor is their product. Detached.
-
-    With d = train - rollout: token, exp(d); sequence, exp(sum of d) and geometric, exp(mean of d) of its sequence, the
-    same for each of its tokens. The exponent is clamped to +-20. low, high: bounds, None for none; "truncate" moves a
-    weight to the bound that it exceeds and keeps all; "mask" leaves the weights alone and keeps those within.
+) -> Float[Tensor, " tokens"]:
+    """Of each token, with d = train - rollout: exp(d) ("token"); or, the same for all tokens of a sequence, exp(sum d)
+    ("sequence") or exp(mean d) ("geometric"). The exponent is clamped to +-20. Detached.
     """
     log_ratio = (train_logprobs - rollout_logprobs).detach()
     match level:
@@ -41,13 +34,23 @@ def importance_weights(
             log_ratio = sequence_mean(log_ratio, sequence)[sequence]
         case _:
             raise ValueError(f"unknown level {level!r} of importance weights; choose token, sequence or geometric")
-    weights = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def bounded_weights(
+    ratios: Float[Tensor, " tokens"], action: Action, low: float | None, high: float | None
+) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
+    """(weight, keep) of each token; its factor is their product.
+
+    "truncate" moves a ratio outside [low, high] to the bound and keeps all; "mask" keeps those within, as they are.
+    None is no bound.
+    """
     least, most = 0.0 if low is None else low, math.inf if high is None else high
     match action:
         case "truncate":
-            return weights.clamp(least, most), torch.ones_like(weights, dtype=torch.bool)
+            return ratios.clamp(least, most), torch.ones_like(ratios, dtype=torch.bool)
         case "mask":
-            return weights, (weights >= least) & (weights <= most)
+            return ratios, (ratios >= least) & (ratios <= most)
     raise ValueError(f"unknown action {action!r} on importance weights; choose truncate or mask")
 
 

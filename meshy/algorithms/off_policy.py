@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.algorithms.correction import Correction
-from meshy.algorithms.importance import importance_weights, vetoed_sequences
+from meshy.algorithms.importance import bounded_weights, importance_ratios, vetoed_sequences
 from meshy.algorithms.opsm import opsm_keep
 from meshy.algorithms.rejection import rejection_keep
 
@@ -24,25 +24,19 @@ def off_policy_factor(
     """Weight times keep of each token, 0 or more and finite, detached; and sums over this micro-batch.
 
     logprobs: under the weights being trained. train_logprobs: the trainer's, by which ratios to the rollout's are
-    taken. Sums: over tokens, `weight` and `weight_squared` of the factor, and how many each rule drops: `masked` (by
-    the bounds of importance weights), `rejected`, `opsm`, all but the rules that are off; `dropped` by any rule; over
-    sequences, `vetoed`.
+    taken. Sums over tokens: `weight` and `weight_squared` of the factor; `dropped`, those of factor 0 by any rule; and,
+    of each rule in force, its own: `truncated` or `masked` by the bounds of importance weights, `rejected`, `opsm`.
+    Over sequences: `vetoed`.
     """
     train, rollout = train_logprobs.detach(), rollout_logprobs
     factor = torch.ones_like(rollout)
     keep = torch.ones_like(rollout, dtype=torch.bool)
     sums: dict[str, Tensor] = {}
     if correction.importance is not None:
-        factor, within = importance_weights(
-            train,
-            rollout,
-            sequence,
-            level=correction.importance,
-            action=correction.action,
-            low=correction.low,
-            high=correction.high,
-        )
-        keep, sums["masked"] = keep & within, (~within).sum()
+        ratios = importance_ratios(train, rollout, sequence, correction.importance)
+        factor, within = bounded_weights(ratios, correction.action, correction.low, correction.high)
+        name = "truncated" if correction.action == "truncate" else "masked"
+        keep, sums[name] = keep & within, ((factor != ratios) | ~within).sum()
     if correction.veto is not None:
         vetoed = vetoed_sequences(train, rollout, sequence, correction.veto)
         keep, sums["vetoed"] = keep & ~vetoed[sequence], vetoed.sum()

@@ -65,8 +65,8 @@ class Learner:
         `logprob_diff_mean` (mean |trainer - rollout|) and `ess`, the effective sample size, as a share, of the token
         ratios trainer / rollout. `lr` is the last one.
         With a correction also, over the steps: `correction/weight_mean` and `correction/ess` of the factors on the
-        advantages, and the shares that it dropped: `correction/dropped` of all tokens, by any rule; and by each rule in
-        force, `masked`, `rejected` and `opsm` of tokens, `vetoed` of sequences.
+        advantages, the share of tokens that it dropped, `correction/dropped`, and what each rule in force did by
+        itself: `truncated` or `masked`, `rejected` and `opsm`, shares of tokens, `vetoed`, of sequences.
         """
         samples = self.prepare(samples, plans, version)
         steps: list[dict[str, float]] = []

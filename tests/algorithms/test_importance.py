@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from meshy.algorithms.importance import effective_sample_size, importance_weights, vetoed_sequences
+from meshy.algorithms.importance import bounded_weights, effective_sample_size, importance_ratios, vetoed_sequences
 from tests.algorithms.golden_cases import case, cases, close, flat
 
 ACTIONS = {"truncate": "truncate", "clip": "truncate", "icepop": "mask", "mask": "mask"}
@@ -13,8 +13,7 @@ def golden(c):
     i = c["input"]
     sequence, train, rollout = flat(i["mask"], i["train_logprob"], i["rollout_logprob"])
     level, action = c["name"].split("_")
-    bounds = {"low": i["low"], "high": i["high"]}
-    return importance_weights(train, rollout, sequence, level=level, action=ACTIONS[action], **bounds)
+    return bounded_weights(importance_ratios(train, rollout, sequence, level), ACTIONS[action], i["low"], i["high"])
 
 
 @pytest.mark.parametrize("c", cases("rollout_is"), ids=lambda c: c["name"])
@@ -36,19 +35,17 @@ def test_masking_by_weight_and_by_mask_is_the_same_factor():
 
 def test_no_gradient_passes_through_a_weight():
     train = torch.zeros(2, requires_grad=True)
-    weights, _ = importance_weights(train, torch.ones(2), torch.tensor([0, 0]), level="sequence")
-    assert not weights.requires_grad
+    assert not importance_ratios(train, torch.ones(2), torch.tensor([0, 0]), "sequence").requires_grad
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-@pytest.mark.parametrize("action", ["truncate", "mask"])
-def test_far_off_policy_stays_finite_and_an_empty_batch_is_empty(level, action):
+def test_far_off_policy_stays_finite_and_an_empty_batch_is_empty(level):
     far = torch.tensor([-1e4, 0.0, -1e4, 0.0])
-    weights, _ = importance_weights(far, -far - 1e4, torch.tensor([0, 0, 2, 2]), level=level, action=action)
-    assert torch.isfinite(weights).all()
+    assert torch.isfinite(importance_ratios(far, -far - 1e4, torch.tensor([0, 0, 2, 2]), level)).all()
     none = torch.zeros(0)
-    weights, keep = importance_weights(none, none, none.long(), level=level, action=action)
-    assert weights.shape == keep.shape == (0,)
+    for action in ("truncate", "mask"):
+        weights, keep = bounded_weights(importance_ratios(none, none, none.long(), level), action, 0.5, 2.0)
+        assert weights.shape == keep.shape == (0,)
 
 
 def test_one_hopeless_token_vetoes_its_sequence():
@@ -65,8 +62,7 @@ def test_effective_sample_size():
 
 
 def test_unknown_names_are_refused():
-    one, index = torch.zeros(1), torch.tensor([0])
     with pytest.raises(ValueError, match="token, sequence or geometric"):
-        importance_weights(one, one, index, level="word")
+        importance_ratios(torch.zeros(1), torch.zeros(1), torch.tensor([0]), "word")
     with pytest.raises(ValueError, match="truncate or mask"):
-        importance_weights(one, one, index, level="token", action="drop")
+        bounded_weights(torch.ones(1), "drop", None, None)

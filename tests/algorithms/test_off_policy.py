@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshy.algorithms.correction import Correction
-from meshy.algorithms.importance import importance_weights
+from meshy.algorithms.importance import bounded_weights, importance_ratios
 from meshy.algorithms.interface import LossConfig, LossInputs
 from meshy.algorithms.off_policy import off_policy_factor
 from meshy.algorithms.ppo_clip import ppo_clip_loss, ppo_clip_token_loss
@@ -48,10 +48,8 @@ def factor_of(inputs: LossInputs, correction: Correction):
 @pytest.mark.parametrize("c", cases("decoupled_ppo"), ids=lambda c: c["name"])
 def test_decoupled_ppo_is_the_clipped_loss_with_advantages_times_the_weight(c):
     inputs, correction = decoupled(c)
-    weights, keep = importance_weights(
-        inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence,
-        level="token", action=correction.action, high=correction.high,
-    )  # fmt: skip
+    ratios = importance_ratios(inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence, "token")
+    weights, keep = bounded_weights(ratios, correction.action, None, correction.high)
     _, behave_weight, mask_after = flat(c["input"]["mask"], c["expect"]["behave_weight"], c["expect"]["mask_after"])
     close(weights, behave_weight)
     close(keep, mask_after)
@@ -142,10 +140,18 @@ def test_dropped_counts_each_token_once():
     assert sums["weight"] == factor.sum() and sums["weight_squared"] == factor.square().sum()
 
 
+def test_truncated_tokens_are_counted_and_kept():
+    inputs = random_inputs()
+    ratio = (inputs.old_logprobs - inputs.rollout_logprobs).exp()
+    _, sums = factor_of(inputs, Correction(importance="token", low=0.5, high=2.0))
+    assert sums["truncated"] == ((ratio < 0.5) | (ratio > 2.0)).sum() > 0 == sums["dropped"]
+
+
 def test_each_rule_alone_reports_itself_only():
     inputs = random_inputs()
     for correction, names in (
-        (Correction(importance="token"), {"masked"}),
+        (Correction(importance="token"), {"truncated"}),
+        (Correction(importance="token", action="mask"), {"masked"}),
         (Correction(veto=1e-4), {"vetoed"}),
         (Correction(reject="seq_mean_k3", reject_high=0.1), {"rejected"}),
         (Correction(opsm=1e-4), {"opsm"}),

@@ -3,11 +3,11 @@
 Because the denominators are global, the sum over micro-batches and ranks does not depend on how the mini-batch was cut.
 """
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.algorithms.interface import Aggregation, GlobalCounts
+from meshy.algorithms.sequences import sequence_lengths
 
 
 def aggregate(
@@ -37,8 +37,3 @@ def aggregate(
                 raise ValueError(f"seq-mean-token-sum-norm needs a positive constant to divide by, got {constant}")
             return token_loss.sum() / constant
     raise ValueError(f"unknown aggregation {how!r}; choose one of {', '.join(Aggregation.__args__)}")
-
-
-def sequence_lengths(sequence: Int[Tensor, " tokens"]) -> Int[Tensor, " sequences"]:
-    """Number of tokens of each sequence of the micro-batch."""
-    return torch.bincount(sequence)

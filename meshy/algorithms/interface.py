@@ -72,6 +72,8 @@ class LossInputs:
     logprobs: log softmax(logits / temperature) of each token under the weights being trained; carries the gradient.
     old_logprobs: the same under the policy whose ratio is clipped; no gradient.
     rollout_logprobs: what the inference engine gave at sampling time.
+    advantages: of each token, already multiplied by its off-policy factor (see algorithms.correction), if any. A loss
+    must be positively homogeneous in them, so that this weights its token loss.
     sequence: index (0..n-1, ascending) of the token's sequence within the micro-batch.
     counts: global denominators: the sum of the losses of all micro-batches of all ranks is the loss of the mini-batch.
     columns: further per-token columns that the recipe asked for, by name.

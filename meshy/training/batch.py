@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.queue.rows import Rows
-from meshy.training.learner import ADVANTAGES, ROLLOUT_LOGPROBS
+from meshy.training.learner import ADVANTAGES, ROLLOUT_LOGPROBS, TOKEN_VERSIONS
 from meshy.training.micro_batch import Sample
 
 # Small columns, from which the leader decides who trains what; the mask stands for the row's length.
@@ -82,8 +82,8 @@ def samples_of(
     samples = {}
     for k, (uid, number) in enumerate(zip(rows.uids, numbers, strict=True)):
         tokens, mask = data["tokens"][k], data["loss_mask"][k]
-        columns = {name: data[name][k] for name in (ROLLOUT_LOGPROBS, *extra)}
-        for name, values in {"loss_mask": mask, "token_versions": data["token_versions"][k], **columns}.items():
+        columns = {name: data[name][k] for name in (ROLLOUT_LOGPROBS, TOKEN_VERSIONS, *extra)}
+        for name, values in {"loss_mask": mask, **columns}.items():
             if len(values) != len(tokens):
                 raise BadRows(f"row {uid}: column {name!r} has {len(values)} entries for {len(tokens)} tokens")
         if len(mask) and mask[0]:

@@ -72,6 +72,7 @@ def build_learner(
         loss_config=loss_config,
         temperature=temperature,
         micro_batch_tokens=micro_batch_budget(config, context_length),
-        recompute_old=config.old_logprobs == "recompute",
+        old_logprobs=config.old_logprobs,
+        correction=config.correction,
         columns=columns,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
@@ -30,8 +31,9 @@ class TrainerConfig(ServiceConfig):
     How:
         advantage, loss: import path (`module:function`) or callable, see `meshy.algorithms.interface`. clip_low,
         clip_high, dual_clip, aggregation, aggregation_constant, loss_options: given to the loss. old_logprobs: the
-        policy whose ratio is clipped, as the inference engine reported it ("rollout") or scored anew by the trainer
-        before its first step ("recompute").
+        policy whose ratio is clipped: as the inference engine reported it ("rollout"), scored anew by the trainer
+        before its first step ("recompute"), or estimated without that pass, between the engine's and the current ones
+        by how many versions old each token is ("loglinear"). correction: off-policy weights and rejection.
         lr, schedule, warmup_steps, final_lr_factor, betas, eps, weight_decay, max_grad_norm: AdamW. Warm-up and
         schedule count optimiser steps.
     Where weights go:
@@ -76,7 +78,8 @@ class TrainerConfig(ServiceConfig):
     aggregation: Aggregation = "token-mean"
     aggregation_constant: float | None = None
     loss_options: Mapping[str, Any] = field(default_factory=dict)
-    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+    old_logprobs: OldLogprobs = "rollout"
+    correction: Correction = field(default_factory=Correction)
 
     lr: float = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -165,6 +168,7 @@ class TrainerConfig(ServiceConfig):
         replicas = [group.replicas for group in recipe.groups if group.config is self]
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
+        faults += self.correction.faults(self.old_logprobs)
         return faults + self._sampling_faults(recipe) + self._publish_faults(recipe)
 
     def _sampling_faults(self, recipe: Recipe) -> list[str]:

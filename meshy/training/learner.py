@@ -1,28 +1,38 @@
 """One rank's part in training: micro-batches through the engine and the loss, numbers summed over all ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from meshy.algorithms.correction import Correction, OldLogprobs
+from meshy.algorithms.importance import effective_sample_size
 from meshy.algorithms.interface import GlobalCounts, LossConfig, LossInputs, LossOutput
 from meshy.algorithms.kl import kl_estimate
 from meshy.algorithms.logprobs import token_logprobs
+from meshy.algorithms.off_policy import off_policy_factor
+from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
+from meshy.algorithms.proximal import loglinear_proximal, proximal_share
 from meshy.spmd.groups import ProcessGroups
 from meshy.training.micro_batch import MicroBatch, Sample, pack, pad
 from meshy.training.plan import MicroBatchPlan, MiniBatchPlan
 from meshy.training.titan.engine import TitanEngine
 
-ADVANTAGES, ROLLOUT_LOGPROBS, OLD_LOGPROBS = "advantages", "rollout_logprobs", "old_logprobs"
+ADVANTAGES, ROLLOUT_LOGPROBS, TOKEN_VERSIONS = "advantages", "rollout_logprobs", "token_versions"
+OLD_LOGPROBS, PROXIMAL_SHARE = "old_logprobs", "proximal_share"  # columns that the learner adds itself
+PER_SEQUENCE = ("correction/vetoed",)
+FRESH = ("mismatch_kl", "logprob_diff_mean", "ess")
 Loss = Callable[[LossInputs, LossConfig], LossOutput]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
     """temperature: of sampling; logits are divided by it before log-probs are taken. micro_batch_tokens: what a plan
-    may put into one forward pass. columns: per-token columns that samples carry beside advantages and rollout
-    log-probs, handed on to the loss."""
+    may put into one forward pass. old_logprobs: of the policy whose ratio is clipped: the inference engine's
+    ("rollout"), scored anew before the first step ("recompute"), or between the engine's and the current ones by the
+    age of each token ("loglinear", which reads the column `token_versions`). columns: per-token columns that samples
+    carry beside advantages and rollout log-probs, handed on to the loss."""
 
     engine: TitanEngine
     groups: ProcessGroups
@@ -30,12 +40,13 @@ class Learner:
     loss_config: LossConfig
     temperature: float
     micro_batch_tokens: int
-    recompute_old: bool = False
+    old_logprobs: OldLogprobs = "rollout"
+    correction: Correction = field(default_factory=Correction)
     columns: tuple[str, ...] = ()
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        old = (OLD_LOGPROBS,) if self.recompute_old else ()
+        old = {"rollout": (), "recompute": (OLD_LOGPROBS,), "loglinear": (PROXIMAL_SHARE,)}[self.old_logprobs]
         return (ADVANTAGES, ROLLOUT_LOGPROBS, *old, *self.columns)
 
     def train(
@@ -44,30 +55,51 @@ class Learner:
         plans: Sequence[MiniBatchPlan],
         epochs: int,
         learning_rates: Sequence[float],
+        version: int | None = None,
     ) -> dict[str, float]:
         """One optimiser step for each plan, `epochs` times over. samples: this rank's, by their number in the plans.
-        learning_rates: one for each step.
+        learning_rates: one for each step. version: of the weights that training starts from; "loglinear" needs it.
 
         Returns means over all ranks: `loss` and `grad_norm` over the steps, what the loss reports per token, `entropy`
-        (nats), and, of the first step only, whose rows are fresh, `mismatch_kl` (k3 of rollout against trainer) and
-        `logprob_diff_mean` (mean |trainer - rollout|). `lr` is the last one.
+        (nats), and, of the first step only, whose rows are fresh, `mismatch_kl` (k3 of rollout against trainer),
+        `logprob_diff_mean` (mean |trainer - rollout|) and `ess`, the effective sample size, as a share, of the token
+        ratios trainer / rollout. `lr` is the last one.
+        With a correction also, over the steps: `correction/weight_mean` and `correction/ess` of the factors on the
+        advantages, the share of tokens that it dropped, `correction/dropped`, and what each rule in force did by
+        itself: `truncated` or `masked`, `rejected` and `opsm`, shares of tokens, `vetoed`, of sequences.
         """
-        if self.recompute_old:
-            samples = self._with_old_logprobs(samples, plans)
+        samples = self.prepare(samples, plans, version)
         steps: list[dict[str, float]] = []
         rates = iter(learning_rates)
         for _ in range(epochs):
             for plan in plans:
                 steps.append(self._optimiser_step(samples, plan, next(rates)))
-        fresh = {name: steps[0][name] for name in ("mismatch_kl", "logprob_diff_mean")}
+        fresh = {name: steps[0][name] for name in FRESH}
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
         return {**means, **fresh, "lr": learning_rates[len(steps) - 1]}
 
     def _optimiser_step(self, samples: Mapping[int, Sample], plan: MiniBatchPlan, lr: float) -> dict[str, float]:
         sums = self.accumulate(samples, plan)
         norm = self.engine.step(lr)
-        per_token = {name: value / max(plan.tokens, 1) for name, value in sums.items() if name != "loss"}
-        return {"loss": sums["loss"], "grad_norm": norm, **per_token}
+        return {"loss": sums.pop("loss"), "grad_norm": norm, **shares(sums, plan)}
+
+    def prepare(
+        self, samples: Mapping[int, Sample], plans: Sequence[MiniBatchPlan], version: int | None = None
+    ) -> dict[int, Sample]:
+        """The samples with what `old_logprobs` takes beside the rows themselves. version: as for `train`."""
+        match self.old_logprobs:
+            case "recompute":
+                return self._with_old_logprobs(samples, plans)
+            case "loglinear":
+                if version is None:
+                    raise ValueError("log-linear proximal log-probs need the weight version that training starts from")
+                return {
+                    number: _with_column(
+                        sample, PROXIMAL_SHARE, proximal_share(version - sample.columns[TOKEN_VERSIONS])
+                    )
+                    for number, sample in samples.items()
+                }
+        return dict(samples)
 
     def accumulate(self, samples: Mapping[int, Sample], plan: MiniBatchPlan) -> dict[str, float]:
         """Forward and backward over the mini-batch: adds to the gradients, and returns `loss` and token sums, both
@@ -87,13 +119,15 @@ class Learner:
 
     def _micro_step(self, batch: MicroBatch, counts: GlobalCounts) -> dict[str, Tensor]:
         logprobs, entropy = token_logprobs(self.engine.logits(batch), batch.targets, self.temperature)
-        rollout = batch.columns[ROLLOUT_LOGPROBS]
+        current, rollout = logprobs.detach(), batch.columns[ROLLOUT_LOGPROBS]
+        old = self._old_logprobs(batch, current)
+        advantages, corrected = self._correct(batch, current, old)
         output = self.loss(
             LossInputs(
                 logprobs=logprobs,
-                old_logprobs=batch.columns.get(OLD_LOGPROBS, rollout),
+                old_logprobs=old,
                 rollout_logprobs=rollout,
-                advantages=batch.columns[ADVANTAGES],
+                advantages=advantages,
                 sequence=batch.sequence,
                 counts=counts,
                 columns={name: batch.columns[name] for name in self.columns},
@@ -102,14 +136,38 @@ class Learner:
         )
         if torch.is_grad_enabled():
             self.engine.backward(output.loss)
-        current = logprobs.detach()
+        ratio = (current - rollout).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         return {
             "loss": output.loss.detach(),
             "entropy": entropy.sum(),
             "mismatch_kl": kl_estimate(rollout, current, "k3").sum(),
             "logprob_diff_mean": (current - rollout).abs().sum(),
+            "ess/weight": ratio.sum(),
+            "ess/weight_squared": ratio.square().sum(),
+            **{f"correction/{name}": value for name, value in corrected.items()},
             **output.metrics,
         }
+
+    def _old_logprobs(self, batch: MicroBatch, current: Tensor) -> Tensor:
+        rollout = batch.columns[ROLLOUT_LOGPROBS]
+        if self.old_logprobs == "loglinear":
+            return loglinear_proximal(rollout, current, batch.columns[PROXIMAL_SHARE])
+        return batch.columns.get(OLD_LOGPROBS, rollout)
+
+    def _correct(self, batch: MicroBatch, current: Tensor, old: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The advantages times the off-policy factor of each token, and sums to report of it."""
+        advantages = batch.columns[ADVANTAGES]
+        if not self.correction.active:
+            return advantages, {}
+        factor, sums = off_policy_factor(
+            self.correction,
+            logprobs=current,
+            train_logprobs=current if self.old_logprobs == "rollout" else old,
+            rollout_logprobs=batch.columns[ROLLOUT_LOGPROBS],
+            advantages=advantages,
+            sequence=batch.sequence,
+        )
+        return advantages * factor, sums
 
     def _batch(self, samples: Mapping[int, Sample], members: MicroBatchPlan) -> MicroBatch:
         layout = pack if self.engine.config.packed else pad
@@ -120,7 +178,7 @@ class Learner:
     def _with_old_logprobs(self, samples: Mapping[int, Sample], plans: Sequence[MiniBatchPlan]) -> dict[int, Sample]:
         """The samples with a column of log-probs under the present weights."""
         scored = {
-            number: replace(sample, columns={**sample.columns, OLD_LOGPROBS: torch.zeros(len(sample.tokens))})
+            number: _with_column(sample, OLD_LOGPROBS, torch.zeros(len(sample.tokens)))
             for number, sample in samples.items()
         }
         for plan in plans:
@@ -131,3 +189,21 @@ class Learner:
                 for number, values in zip(members, logprobs.split(written), strict=True):
                     scored[number].columns[OLD_LOGPROBS][scored[number].loss_mask] = values
         return scored
+
+
+def _with_column(sample: Sample, name: str, values: Tensor) -> Sample:
+    return replace(sample, columns={**sample.columns, name: values})
+
+
+def shares(sums: Mapping[str, float], plan: MiniBatchPlan) -> dict[str, float]:
+    """Sums over a mini-batch as means over its tokens, or its sequences; of weights, their effective sample size."""
+    tokens, sequences = max(plan.tokens, 1), max(plan.sequences, 1)
+    means = {name: value / (sequences if name in PER_SEQUENCE else tokens) for name, value in sums.items()}
+    del means["ess/weight"], means["ess/weight_squared"]
+    means["ess"] = effective_sample_size(sums["ess/weight"], sums["ess/weight_squared"], plan.tokens)
+    if "correction/weight" in sums:
+        means["correction/weight_mean"] = means.pop("correction/weight")
+        del means["correction/weight_squared"]
+        weight, squared = sums["correction/weight"], sums["correction/weight_squared"]
+        means["correction/ess"] = effective_sample_size(weight, squared, plan.tokens)
+    return means

@@ -88,7 +88,7 @@ class TrainerService(SpmdService):
         ages = staleness(rows, data, command.version, self.config.max_staleness)
         samples = samples_of(rows, data, mine, command.advantages, self.extra)
         read = time.time()
-        learnt = self.learner.train(samples, command.plans, command.epochs, command.learning_rates)
+        learnt = self.learner.train(samples, command.plans, command.epochs, command.learning_rates, command.version)
         self.timeline.record("train", read, self.learner.engine.synchronize())
         worst = self.groups.max(torch.tensor([float(ages.max()) if ages.numel() else 0.0, read - began]).double())
         total = self.groups.sum(torch.tensor([float(ages.sum()), float(ages.numel())]).double())

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from meshy.algorithms.interface import GlobalCounts
+
 TOLERANCE = 1e-6
 PATH = Path(__file__).parents[1] / "cases" / "golden_losses.json"
 
@@ -38,3 +40,15 @@ def close(actual: torch.Tensor, expected: list | float) -> None:
 def group_numbers(groups: list) -> torch.Tensor:
     order = {g: i for i, g in enumerate(dict.fromkeys(groups))}
     return torch.tensor([order[g] for g in groups], dtype=torch.long)
+
+
+def flat(mask: list, *values: list) -> tuple[torch.Tensor, ...]:
+    """(sequence, *values) of the tokens where `mask` holds."""
+    valid = f64(mask).bool()
+    sequence = torch.arange(valid.shape[0])[:, None].expand_as(valid)[valid]
+    return (sequence, *(f64(v)[valid] for v in values))
+
+
+def counts_of(mask: list) -> GlobalCounts:
+    valid = f64(mask).bool()
+    return GlobalCounts(tokens=int(valid.sum()), sequences=int(valid.any(1).sum()))

@@ -27,6 +27,7 @@ def make_samples(count: int = 12, seed: int = 0) -> dict[int, Sample]:
             columns={
                 "advantages": torch.full((length,), float(torch.randn((), generator=g))),
                 "rollout_logprobs": -4.5 + 0.3 * torch.randn(length, generator=g),
+                "token_versions": 5 - (number + torch.arange(length, dtype=torch.int32)) % 3,
             },
         )
     return samples

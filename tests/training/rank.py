@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from meshy.algorithms.correction import Correction
 from meshy.algorithms.interface import LossConfig
 from meshy.algorithms.ppo_clip import ppo_clip_loss
 from meshy.spmd.groups import Place, ProcessGroups
@@ -20,19 +21,28 @@ from tests.training.data import make_samples
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 TEMPERATURE = 0.8
+VERSION = 5  # of the weights; some tokens were written by 4 and 3
+CORRECTIONS = {
+    "rollout": Correction(veto=0.2, reject="seq_mean_k3", reject_high=0.2, opsm=0.05),
+    "recompute": Correction(importance="token", low=0.5, high=1.5, action="mask"),
+    "loglinear": Correction(importance="geometric", low=0.7, reject="token_k2", reject_high=0.1),
+}
+"""One for each source of old log-probs, each with bounds that bind for some of `make_samples` only."""
+
+
+def with_column(sample: Sample, name: str, values: torch.Tensor) -> Sample:
+    return replace(sample, columns={**sample.columns, name: values})
 
 
 def without_advantage(sample: Sample) -> Sample:
-    return replace(sample, columns={**sample.columns, "advantages": torch.zeros(len(sample.tokens))})
+    return with_column(sample, "advantages", torch.zeros(len(sample.tokens)))
 
 
 class Rank:
     def __init__(self, folder: Path, groups: ProcessGroups) -> None:
         self.folder, self.groups = folder, groups
 
-    def learner(
-        self, model: str = "qwen3_tied", aggregation: str = "token-mean", recompute_old: bool = False, **engine
-    ):
+    def learner(self, model: str = "qwen3_tied", aggregation: str = "token-mean", **engine):
         config = EngineConfig(model=self.folder / model, max_seq_len=64, **engine)
         return Learner(
             engine=TitanEngine(config),
@@ -41,7 +51,6 @@ class Rank:
             loss_config=LossConfig(aggregation=aggregation),
             temperature=TEMPERATURE,
             micro_batch_tokens=0,
-            recompute_old=recompute_old,
         )
 
     def plan(self, samples: dict[int, Sample], budget: int, packed: bool, only_score: set[int]):
@@ -60,7 +69,7 @@ class Rank:
     ) -> dict:
         learner.engine.optimizers.zero_grad()
         plan = self.plan(samples, budget, learner.engine.config.packed, only_score)
-        sums = learner.accumulate(samples, plan)
+        sums = learner.accumulate(learner.prepare(samples, [plan], VERSION), plan)
         parameters = learner.engine.model.named_parameters()
         named = [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in parameters]
         gradient = {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in named}
@@ -92,9 +101,32 @@ class Rank:
         results["one sample"] = self.gradient(self.learner(), {0: samples[0]}, 60)
         return results
 
+    def corrected(self) -> dict:
+        """The same for each correction, and with samples that are only scored."""
+        samples, idle = make_samples(), {0, 3, 5, 7, 8}
+        zeroed = {i: without_advantage(s) if i in idle else s for i, s in samples.items()}
+        padded, packed = self.learner(), self.learner(packed=True)
+        results = {}
+        for old, correction in CORRECTIONS.items():
+            learner = replace(padded, old_logprobs=old, correction=correction)
+            for budget in (1, 60, 10_000):
+                results[f"{old} {budget}"] = self.gradient(learner, samples, budget)
+            results[f"{old} packed"] = self.gradient(replace(learner, engine=packed.engine), samples, 100)
+            results[f"{old} without advantage"] = self.gradient(learner, zeroed, 60)
+            results[f"{old} only scored"] = self.gradient(learner, zeroed, 60, idle)
+        fresh = {i: with_column(s, "token_versions", torch.full((len(s.tokens),), VERSION)) for i, s in samples.items()}
+        results["loglinear on policy"] = self.gradient(replace(padded, old_logprobs="loglinear"), fresh, 60)
+        everything = Correction(veto=0.999)
+        results["all dropped"] = self.gradient(replace(padded, correction=everything), samples, 60)
+        return results
+
     def training(self) -> dict:
         """Three batches, with two mini-batches and two epochs each; then the weights."""
-        learner = self.learner(recompute_old=True, weight_decay=0.1, max_grad_norm=0.5)
+        learner = replace(
+            self.learner(weight_decay=0.1, max_grad_norm=0.5),
+            old_logprobs="recompute",
+            correction=Correction(importance="token", high=1.2),
+        )
         reports = []
         for seed in range(3):
             samples = make_samples(seed=seed)
@@ -137,7 +169,7 @@ def main(folder: str, rank: str, world: str, port: str) -> None:
     torch.set_num_threads(1)
     groups = ProcessGroups(Place(int(rank), int(world), "127.0.0.1", int(port)), collective_timeout=60)
     work = Rank(Path(folder), groups)
-    results = {"gradients": work.gradients(), "training": work.training()}
+    results = {"gradients": work.gradients(), "corrected": work.corrected(), "training": work.training()}
     if world == "1":
         results["logits"] = work.logits()
     if rank == "0":

@@ -49,6 +49,7 @@ def test_a_sample_carries_its_advantage_on_every_token():
     (sample,) = samples_of(ROWS, columns(extra=[torch.ones(3)]), [7], [0.0] * 7 + [0.5], ["extra"]).values()
     assert sample.columns["advantages"].tolist() == [0.5] * 3
     assert sample.columns["extra"].tolist() == [1.0] * 3
+    assert sample.columns["token_versions"].tolist() == [0, 4, 5]
 
 
 def test_rows_that_cannot_be_trained_are_refused_by_name():

@@ -3,10 +3,13 @@ import re
 
 import pytest
 
+from meshy.algorithms.correction import Correction
 from meshy.columns import derive_contract
 from meshy.inference.config import InferenceConfig
 from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.refusals import type_faults
 from meshy.rollout.config import RolloutConfig
+from meshy.settings import apply_settings
 from meshy.training.config import TrainerConfig
 
 
@@ -57,11 +60,35 @@ def test_a_plain_recipe_has_no_fault():
         ({"sampling": Sampling(temperature=0.0)}, "sampling.temperature: expected more than 0"),
         ({"weights_deadline": 600.0}, r"weights_deadline: expected less than collective_timeout \(600"),
         ({"replicas": 2}, "replicas: expected 1 trainer"),
+        ({"correction": Correction(veto=2.0)}, "correction.veto: expected more than 0 and less than 1"),
+        (
+            {"correction": Correction(importance="token")},
+            "correction.importance: expected none with old_logprobs=rollout",
+        ),
     ],
 )
 def test_faults_say_what_to_change(options, message):
     (found,) = faults(recipe(**options))
     assert re.search(message, found)
+
+
+def test_a_correction_is_set_by_dotted_paths():
+    settings = {
+        "trainer.old_logprobs": "loglinear",
+        "trainer.correction.importance": "token",
+        "trainer.correction.action": "mask",
+        "trainer.correction.high": "5",
+        "trainer.correction.veto": "1e-4",
+        "trainer.correction.opsm": "none",
+    }
+    wanted, unset = apply_settings(recipe(), settings)
+    assert unset == [] and faults(wanted) == [] and type_faults(wanted) == []
+    expected = Correction(importance="token", action="mask", high=5, veto=1e-4)
+    assert wanted.group("trainer").config.correction == expected
+    _, (fault,) = apply_settings(recipe(), {"trainer.correction.reject": "seq_mean_k4"})
+    assert "expected 'token_k1' | 'token_k2'" in fault
+    _, (fault,) = apply_settings(recipe(), {"trainer.correction.importence": "token"})
+    assert "importance" in fault
 
 
 def test_filtered_sampling_may_be_meant():

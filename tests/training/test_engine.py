@@ -83,6 +83,46 @@ def test_lower_precision_stays_close_and_keeps_float32_gradients(computed, world
         assert 1e-5 < relative(gradient, reference) < 0.1, name
 
 
+@pytest.mark.parametrize("old", ["rollout", "recompute", "loglinear"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_correction_does_not_depend_on_how_the_batch_is_cut(computed, world, old):
+    reference = computed[1]["corrected"][f"{old} 10000"]
+    for how in ("1", "60", "10000", "packed"):
+        result = computed[world]["corrected"][f"{old} {how}"]
+        assert relative(result["gradient"], reference["gradient"]) < 1e-6, how
+        assert result["sums"].keys() == reference["sums"].keys()
+        for key, value in reference["sums"].items():
+            assert result["sums"][key] == pytest.approx(value, rel=1e-5, abs=1e-6), (how, key)
+    rules = [value for name, value in reference["sums"].items() if name.startswith("correction/")]
+    assert min(rules) > 0, reference["sums"]  # each binds, and not for all tokens
+    plain = computed[1]["gradients"][REFERENCE]["gradient"]
+    assert relative(reference["gradient"], plain) > 1e-2  # it does correct
+
+
+@pytest.mark.parametrize("old", ["rollout", "recompute", "loglinear"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_corrected_samples_without_advantage_need_no_backward_either(computed, world, old):
+    whole = computed[1]["corrected"][f"{old} without advantage"]
+    scored = computed[world]["corrected"][f"{old} only scored"]
+    assert scored["micro_batches"] < whole["micro_batches"]
+    assert relative(scored["gradient"], whole["gradient"]) < 1e-6
+    for name, value in whole["sums"].items():
+        assert scored["sums"][name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_log_linear_old_logprobs_of_tokens_on_policy_are_the_rollouts(computed):
+    on_policy, plain = computed[1]["corrected"]["loglinear on policy"], computed[1]["gradients"][REFERENCE]
+    assert on_policy["sums"]["ppo_kl"] == pytest.approx(plain["sums"]["ppo_kl"])
+    assert relative(on_policy["gradient"], plain["gradient"]) < 1e-6
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_batch_dropped_whole_gives_zero_loss_and_zero_gradient(computed, world):
+    result = computed[world]["corrected"]["all dropped"]
+    assert result["sums"]["loss"] == result["sums"]["correction/weight"] == 0
+    assert all((gradient == 0).all() for gradient in result["gradient"].values())
+
+
 @pytest.mark.parametrize("which", ["some", "all"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_samples_without_advantage_need_no_backward(computed, world, which):
@@ -123,3 +163,11 @@ def test_recomputed_old_logprobs_make_the_first_step_on_policy(computed):
     first = computed[1]["training"]["reports"][0]
     assert first["mismatch_kl"] > 0.01  # the rollout log-probs of these samples are made up
     assert first["ppo_kl"] < first["mismatch_kl"] / 2  # but the ratio is taken against the trainer's own
+
+
+def test_a_correction_is_reported_with_each_step(computed):
+    for report in computed[1]["training"]["reports"]:
+        assert 0 < report["ess"] < 1 and 0.5 < report["correction/ess"] < 1  # truncation evens the weights out
+        assert report["ess"] < report["correction/ess"]
+        assert 0.5 < report["correction/weight_mean"] < 1.2
+        assert report["correction/dropped"] == 0 < report["correction/truncated"] < 1

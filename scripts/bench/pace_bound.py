@@ -3,8 +3,8 @@
     python scripts/bench/pace_bound.py [--batches 20] [--group-size 8] [--all]
 
 An engine of 32 slots and batches of 128 samples, then 16 engines and 2048; response lengths log-normal (sigma 1, mean
-200); a batch is trained in the time in which the full engines yield one. Times are in decode steps. Bar: window None with
-streaming takes at most half the wall time of lock step. Exits with 1 if it is missed.
+200); a batch is trained in the time in which the full engines yield one. Times are in decode steps. Bar: window None
+with streaming takes at most half the wall time of lock step. Exits with 1 if it is missed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def line(name: str, outcome: Outcome, lock_step: Outcome) -> str:
-    ages, count = outcome.ages, outcome.setting.batches * outcome.setting.batch_size
+    ages, dropped = outcome.ages, outcome.dropped / (outcome.setting.batches * outcome.setting.batch_size)
     return (
-        f"  {name:<38} {outcome.seconds:9.0f} steps {lock_step.seconds / outcome.seconds:6.2f} x   slots "
-        f"{outcome.busy_slots:4.0%}  trainer {outcome.busy_trainer:4.0%}  age {sum(ages) / len(ages):5.2f} (max {max(ages)})"
-        f"  dropped {outcome.dropped / count:5.2%}"
+        f"  {name:<38} {outcome.seconds:9.0f} steps {lock_step.seconds / outcome.seconds:6.2f} x   busy: slots "
+        f"{outcome.busy_slots:4.0%}, trainer {outcome.busy_trainer:4.0%}   age {sum(ages) / len(ages):5.2f} "
+        f"(max {max(ages)})   dropped {dropped:5.2%}"
     )
 
 

@@ -2,8 +2,8 @@
 
 Engines of some slots each; a response of n tokens takes a slot for n decode steps, and a step takes the same time
 whatever the number of running responses. A slot that becomes free is taken again at once, and a response that finds a
-free slot begins at once. The trainer takes whole groups and a fixed time per token; after each batch it publishes, which
-costs nothing, and generation goes on meanwhile, by the new weights.
+free slot begins at once. The trainer takes whole groups and a fixed time per token; after each batch it publishes,
+which costs nothing, and generation goes on meanwhile, by the new weights.
 
     window k    batch j is the groups [jP, (j+1)P), which may start once j - k + 1 batches are retired; batches are
                 trained in order.

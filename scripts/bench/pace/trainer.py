@@ -21,7 +21,7 @@ COMMAND_SECONDS = 30.0
 
 
 class SleepingTrainer(Service):
-    """One line of metrics.jsonl a version. In the run folder, `ages` are those of each trained token's version."""
+    """Writes a line of metrics.jsonl for each version. started, gate_put, ended: unix seconds; ended: the gate is put."""
 
     config: SleepingTrainerConfig
 

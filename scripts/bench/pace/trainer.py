@@ -21,7 +21,7 @@ COMMAND_SECONDS = 30.0
 
 
 class SleepingTrainer(Service):
-    """Writes a line of metrics.jsonl for each version. started, gate_put, ended: unix seconds; ended: the gate is put."""
+    """Writes a line of metrics.jsonl for each version; from `gate_put` to `ended` its gate was put (unix seconds)."""
 
     config: SleepingTrainerConfig
 

@@ -1,0 +1,89 @@
+"""Roles of the pace benchmark, outside the package: an engine and a trainer that cost time, but compute nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
+from meshy.data.task import Example, Task
+from meshy.recipe import Recipe, ServiceConfig
+from meshy.rewards.sample import RewardSample
+from meshy.training.config import LIVE_GATES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingEngineConfig(ServiceConfig):
+    """Speaks SGLang's protocol as far as rollout does, and loads no model.
+
+    slots: responses that are written at once; 16 x 32 stands for 16 replicas in one process. step_seconds: of a decode
+    step, whatever the number of responses. mean_length, sigma: of the log-normal lengths, in tokens; the length of a
+    response follows from its request's seed, so that a `deterministic` recipe knows them all beforehand (see
+    `pace/lengths.py`). token, end_token: what responses consist of, and what ends them.
+    """
+
+    service: ClassVar[str] = "scripts.bench.pace.engine:SleepingEngine"
+    serves_http: ClassVar[bool] = True
+
+    slots: int = 32
+    step_seconds: float = 0.002
+    mean_length: float = 200.0
+    sigma: float = 1.0
+    token: int = 71
+    end_token: int = 1
+
+    def faults(self, recipe: Recipe) -> list[str]:
+        faults = []
+        if self.slots < 1:
+            faults.append(f"slots: expected at least 1, got {self.slots}")
+        if self.step_seconds <= 0:
+            faults.append(f"step_seconds: expected more than 0, got {self.step_seconds}")
+        if not recipe.deterministic:
+            faults.append("deterministic: set it to true, else the lengths of responses are not known beforehand")
+        return faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingTrainerConfig(ServiceConfig):
+    """Takes rows, reads them, sleeps `token_seconds` for each token that the policy wrote, and opens the next gate.
+
+    batch_size: samples between two versions. mini_batches: parts that a batch is taken in where `stream_minibatch` says
+    so. max_staleness: of a token that is trained, in versions. publish_to: groups whose engines are told the version.
+    """
+
+    service: ClassVar[str] = "scripts.bench.pace.trainer:SleepingTrainer"
+    ends_run: ClassVar[bool] = True
+    can_restart: ClassVar[bool] = False
+
+    batch_size: int
+    token_seconds: float
+    mini_batches: int = 1
+    stream_minibatch: bool = False
+    max_staleness: int | None = None
+    publish_to: tuple[str, ...] = ("inference",)
+
+    def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
+        return (
+            Consumes(TRAIN, TRAIN_COLUMNS, end=True),
+            Consumes(EVAL, EVAL_COLUMNS, end=True),
+            Consumes(GEN_GATE, GATE_COLUMNS, end=True),
+        )
+
+    def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
+        return (Produces(GEN_GATE, GATE_COLUMNS, creates=True),)
+
+    def live_rows(self, recipe: Recipe) -> dict[str, int]:
+        return {GEN_GATE: LIVE_GATES}
+
+
+def numbered(*, seed: int = 0, prompts: int = 4096) -> Task:
+    """Prompts that say nothing, as many as a run needs."""
+    train = tuple(
+        Example(id=f"p{i}", messages=({"role": "user", "content": str(i)},), answer="") for i in range(prompts)
+    )
+    held_out = (Example(id="held out", messages=({"role": "user", "content": "?"},), answer=""),)
+    return Task(name="numbered", train=train, evaluation=held_out, reward="scripts.bench.pace.roles:even_or_odd")
+
+
+def even_or_odd(sample: RewardSample) -> float:
+    return float(len(sample.response) % 2)

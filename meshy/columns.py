@@ -291,25 +291,31 @@ UID = Column("uid", "str", doc="identity of the row; checked on every read and w
 
 PROMPT_ID = Column("prompt_id", "str", doc="which example of the data")
 GROUP_ID = Column("group_id", "str", doc="the rows that answer one prompt together")
+GROUP_SIZE = Column("group_size", "int64", doc="how many rows those are")
 POSITION = Column("position", "int64", doc="the group's place in the data order")
+BATCH = Column("batch", "int64", doc="the batch that the row is for; -1: whichever takes it")
 TOKENS = Column("tokens", "int64", "jagged", "prompt and response(s), as fed and as generated")
 LOSS_MASK = Column("loss_mask", "bool", "jagged", "true exactly on tokens that the policy wrote")
 ROLLOUT_LOGPROBS = Column(
     "rollout_logprobs", "float32", "jagged", "log softmax(logits / temperature) when sampled; no top-p, no top-k"
 )
 TOKEN_VERSIONS = Column("token_versions", "int32", "jagged", "the weight version that wrote each token")
+LENGTH = Column("length", "int64", doc="tokens of the row")
+WRITTEN = Column("written", "int64", doc="tokens that the policy wrote")
+OLDEST_VERSION = Column("oldest_version", "int64", doc="the oldest weight version that wrote a token of the row")
 REWARD = Column("reward", "float32", doc="raw score of the response")
 FINISH_REASON = Column("finish_reason", "str", doc="stop, length or abort")
 TRUNCATED = Column("truncated", "bool", doc="the response ended by length")
 N_TURNS = Column("n_turns", "int64", doc="turns that the policy wrote")
+LOST = Column("lost", "int64", doc="groups that gave no rows since the last one that did, on this replica; else 0")
 T_SENT = Column("t_sent", "float64", doc="unix seconds when the group's generation was asked for")
 T_GENERATED = Column("t_generated", "float64", doc="unix seconds when the group was generated")
 T_REWARDED = Column("t_rewarded", "float64", doc="unix seconds when the group's rewards were known")
 
 TRAIN = "train"
 TRAIN_COLUMNS = (
-    UID, PROMPT_ID, GROUP_ID, POSITION, TOKENS, LOSS_MASK, ROLLOUT_LOGPROBS, TOKEN_VERSIONS, REWARD, FINISH_REASON,
-    TRUNCATED, N_TURNS, T_SENT, T_GENERATED, T_REWARDED,
+    UID, PROMPT_ID, GROUP_ID, GROUP_SIZE, POSITION, BATCH, TOKENS, LOSS_MASK, ROLLOUT_LOGPROBS, TOKEN_VERSIONS, LENGTH,
+    WRITTEN, OLDEST_VERSION, REWARD, FINISH_REASON, TRUNCATED, N_TURNS, LOST, T_SENT, T_GENERATED, T_REWARDED,
 )  # fmt: skip
 """What rollout writes for every sample."""
 

@@ -153,12 +153,21 @@ class Recipe:
     @property
     def batch_size(self) -> int:
         """Samples in one training batch: `batch_size` of the role that clears partition `train`."""
+        size = getattr(self._trainer(), "batch_size", None)
+        if not isinstance(size, int):
+            raise LookupError("no role with a `batch_size` is the end consumer of partition 'train'")
+        return size
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Versions that a token may be old when it is trained: `max_staleness` of that role; None for no bound."""
+        return getattr(self._trainer(), "max_staleness", None)
+
+    def _trainer(self) -> ServiceConfig | None:
         for group in self.groups:
             if any(c.partition == TRAIN and c.end for c in group.config.consumes(self)):
-                size = getattr(group.config, "batch_size", None)
-                if isinstance(size, int):
-                    return size
-        raise LookupError("no role with a `batch_size` is the end consumer of partition 'train'")
+                return group.config
+        return None
 
     def declarations(self) -> tuple[Declaration, ...]:
         """What every group says about the queue's columns, and the ledgers of the rings."""

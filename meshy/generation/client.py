@@ -8,7 +8,6 @@ import statistics
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from meshy.generation import commands
@@ -31,10 +30,10 @@ class GenerationClient(Control):
 
     urls: one per replica. vocab_size: ids from it on are refused before they are sent.
     deadline: seconds in which a request must end, retries and pauses included.
-    max_in_flight: requests that are sent at once, over all replicas; max_in_flight_per_replica: to one of them. The
-    others wait here. None: no bound.
+    max_in_flight_per_replica: requests that are sent to one of them at once; the others wait here. None: no bound.
     silence: seconds after which a replica that answers none of its requests is asked whether it is there; if it does
     not say so within ten more, they go elsewhere.
+    restart_interrupted: a response that was aborted, or that more than one weight version wrote, begins anew.
     """
 
     def __init__(
@@ -43,15 +42,15 @@ class GenerationClient(Control):
         *,
         vocab_size: int | None = None,
         deadline: float = 600.0,
-        max_in_flight: int | None = None,
         max_in_flight_per_replica: int | None = None,
         silence: float = 10.0,
+        restart_interrupted: bool = False,
     ) -> None:
         self._http = Transport()
         super().__init__([url.rstrip("/") for url in urls], self._http, deadline)
         self.vocab_size = vocab_size
         self.balance = Balancer(self.urls, max_in_flight_per_replica)
-        self._slots = None if max_in_flight is None else asyncio.Semaphore(max_in_flight)
+        self._restart = restart_interrupted
         self._turns = Turns()
         self._keeper = Keeper(self.urls, self._http, silence, on_back=self._turns.wake_all)
         self.rotation = self._keeper.rotation
@@ -94,11 +93,10 @@ class GenerationClient(Control):
         """
         if self.vocab_size is not None:
             check_tokens(tokens, self.vocab_size)
-        async with self._slots or nullcontext():
-            work = OwnTime(self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key))
-            completion = await work
-            self._own_seconds.append(work.seconds)
-            return completion
+        work = OwnTime(self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key))
+        completion = await work
+        self._own_seconds.append(work.seconds)
+        return completion
 
     def own_seconds(self) -> float:
         """What one request takes of this client's time, apart from waiting: the median of the last ones."""
@@ -143,12 +141,15 @@ class GenerationClient(Control):
                 self.balance.release(url, load, key)
                 self._turns.wake()
             completion.append(part)
-            if part.finish_reason != "abort":
+            if part.finish_reason != "abort" and not (self._restart and len(set(completion.versions)) > 1):
                 return completion
+            if self._restart:
+                self.numbers[url].retries += 1
+                completion = Completion()
             if len(completion.tokens) >= sampling.max_new_tokens:
                 completion.finish_reason = "length"
                 return completion
-            trouble = f"{url} aborted it"
+            trouble = f"{url} aborted it, or was given new weights"
             wait = 0.05 if part.tokens else min(2 * wait, 1.0)
             if not part.tokens:
                 await asyncio.sleep(wait)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 ANY_BATCH = -1
 """The batch of a group that is trained by whichever batch takes it first."""
@@ -32,7 +32,8 @@ class GateError(RuntimeError):
 
 
 class NothingSurvives(RuntimeError):
-    """Too many groups in a row gave no rows; the message counts the reasons, and shows their rewards."""
+    """Too many groups in a row were lost; the message counts the reasons, and shows the rewards of those that the
+    filter has dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,26 +89,24 @@ class Pace:
         return self.steps * self.prompts_per_batch
 
 
-@dataclass
-class Losses:
-    """Groups that gave no rows. rewards: their mean rewards, to tenths, where they had some."""
-
-    reasons: Counter[str] = field(default_factory=Counter)
-    rewards: Counter[float] = field(default_factory=Counter)
-    in_a_row: int = 0
-
-
 class Pacing:
-    """The budget of one replica. max_losses: groups that may be lost in a row. replica, replicas: i and n."""
+    """The budget of one replica.
 
-    def __init__(self, pace: Pace, *, max_losses: int = 32, replica: int = 0, replicas: int = 1) -> None:
+    max_failures, max_filtered: groups that may fail, or be dropped by the filter, in a row. replica, replicas: i and n.
+    """
+
+    def __init__(
+        self, pace: Pace, *, max_failures: int = 32, max_filtered: int = 256, replica: int = 0, replicas: int = 1
+    ) -> None:
         self.pace = pace
-        self.max_losses = max_losses
+        self.max_failures, self.max_filtered = max_failures, max_filtered
         self.gate: Gate | None = None
         self.in_flight: set[Slot] = set()
         self.completed = 0
         self.surplus = 0
-        self.losses = Losses()
+        self.failures: Counter[str] = Counter()
+        self.filtered: Counter[float] = Counter()  # by mean reward, to tenths
+        self._in_a_row = {"failed": 0, "filtered": 0}
         self._budget = (_Windowed if pace.window is not None else _Flowing)(pace, replica, replicas)
 
     def open(self, gate: Gate) -> None:
@@ -135,7 +134,7 @@ class Pacing:
         others have made up their batch; they are forgotten here."""
         self.in_flight.remove(slot)
         self.completed += 1
-        self.losses.in_a_row = 0
+        self._in_a_row = {"failed": 0, "filtered": 0}
         if not self._budget.completed(slot):
             return ()
         rest = sorted((other for other in self.in_flight if other.batch == slot.batch), key=lambda s: s.position)
@@ -143,17 +142,23 @@ class Pacing:
         self.surplus += len(rest)
         return rest
 
-    def lose(self, slot: Slot, reason: str, mean_reward: float | None = None) -> None:
-        """The group gives no rows: it has failed, or a filter has dropped it; `next` gives its replacement.
-        NothingSurvives when too many were lost in a row."""
+    def fail(self, slot: Slot, reason: str) -> None:
+        """The group is lost; `next` gives its replacement. NothingSurvives when too many were lost in a row."""
+        self.failures[reason] += 1
+        self._lose(slot, "failed", self.max_failures)
+
+    def drop(self, slot: Slot, mean_reward: float) -> None:
+        """The filter does not keep the group; `next` gives its replacement. NothingSurvives when too many in a row were
+        dropped."""
+        self.filtered[round(mean_reward, 1)] += 1
+        self._lose(slot, "filtered", self.max_filtered)
+
+    def _lose(self, slot: Slot, how: str, most: int) -> None:
         self.in_flight.remove(slot)
         self._budget.lost(slot)
-        self.losses.reasons[reason] += 1
-        self.losses.in_a_row += 1
-        if mean_reward is not None:
-            self.losses.rewards[round(mean_reward, 1)] += 1
-        if self.losses.in_a_row > self.max_losses:
-            raise NothingSurvives(self._nothing_survives())
+        self._in_a_row[how] += 1
+        if self._in_a_row[how] > most:
+            raise NothingSurvives(self._nothing_survives(how, most))
 
     @property
     def next_position(self) -> int:
@@ -167,15 +172,19 @@ class Pacing:
             return 0
         return min(self.gate.samples_retired // self.pace.batch_size + (self.pace.window or 1), self.pace.steps) - 1
 
-    def _nothing_survives(self) -> str:
-        losses = self.losses
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in losses.reasons.most_common())
-        bars = (f"\n  {reward:5.1f} {'#' * min(count, 60)} {count}" for reward, count in sorted(losses.rewards.items()))
-        told = f"\nmean rewards of those that had one:{''.join(bars)}" if losses.rewards else ""
-        return (
-            f"{losses.in_a_row} groups in a row gave no rows, more than the {self.max_losses} allowed; since the start "
-            f"{self.completed} groups were completed and {losses.reasons.total()} lost: {reasons}{told}"
-        )
+    def _nothing_survives(self, how: str, most: int) -> str:
+        what = "failed" if how == "failed" else "been dropped by the filter"
+        told = f"{self._in_a_row[how]} groups in a row have {what}, more than the {most} allowed; "
+        told += f"since the start {self.completed} groups were completed"
+        if self.failures:
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in self.failures.most_common())
+            told += f", {self.failures.total()} failed: {reasons}"
+        if self.filtered:
+            rows = (
+                f"\n  {reward:5.1f} {'#' * min(count, 60)} {count}" for reward, count in sorted(self.filtered.items())
+            )
+            told += f", {self.filtered.total()} were dropped; groups by mean reward:{''.join(rows)}"
+        return told
 
     def _check(self, gate: Gate) -> None:
         last = self.gate

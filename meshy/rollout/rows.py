@@ -8,24 +8,31 @@ from typing import Any
 from meshy.rollout.group import Group
 
 
-def group_rows(group: Group) -> dict[str, list[Any]]:
-    """Every column of TRAIN_COLUMNS, one entry a sample. A uid is the group's position and the sample's number: a
-    position is never generated twice, so no two rows of a run share one."""
+def group_rows(group: Group, batch: int, lost: int = 0) -> dict[str, list[Any]]:
+    """Every column of TRAIN_COLUMNS, one entry a sample. batch: see column `batch`. lost: groups that gave no rows
+    since the last that did. A uid is the group's position and the sample's number: a position is never generated twice,
+    so no two rows of a run share one."""
     size = len(group.samples)
     episodes = [sample.episode for sample in group.samples]
     return {
         "uid": [f"{group.position}.{index}" for index in range(size)],
         "prompt_id": [group.example.id] * size,
         "group_id": [str(group.position)] * size,
+        "group_size": [size] * size,
         "position": [group.position] * size,
+        "batch": [batch] * size,
         "tokens": [episode.tokens for episode in episodes],
         "loss_mask": [episode.loss_mask for episode in episodes],
         "rollout_logprobs": [episode.logprobs for episode in episodes],
         "token_versions": [episode.versions for episode in episodes],
+        "length": [len(episode.tokens) for episode in episodes],
+        "written": [sum(episode.loss_mask) for episode in episodes],
+        "oldest_version": [min(episode.written_versions) for episode in episodes],
         "reward": [sample.reward for sample in group.samples],
         "finish_reason": [episode.finish_reason for episode in episodes],
         "truncated": [episode.truncated for episode in episodes],
         "n_turns": [episode.n_turns for episode in episodes],
+        "lost": [lost] + [0] * (size - 1),
         "t_sent": [group.t_sent] * size,
         "t_generated": [group.t_generated] * size,
         "t_rewarded": [group.t_rewarded] * size,
@@ -33,12 +40,13 @@ def group_rows(group: Group) -> dict[str, list[Any]]:
 
 
 def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
-    """A line of trajectories.jsonl for each sample. step: of metrics.jsonl, the one that trains it."""
+    """A line of trajectories.jsonl for each sample. step: of metrics.jsonl, the one that trains it; None where that is
+    not known yet."""
     answer = group.example.answer  # anything that pickles, for the reward's sake; not all of it is JSON
     for index, sample in enumerate(group.samples):
         episode, versions = sample.episode, sample.episode.written_versions
         yield {
-            "step": batch + 1,
+            "step": batch + 1 if batch >= 0 else None,
             "uid": f"{group.position}.{index}",
             "position": group.position,
             "prompt_id": group.example.id,

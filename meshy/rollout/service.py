@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshy.columns import EVAL, GEN_GATE, TRAIN
 from meshy.data.order import DataOrder
 from meshy.generation import GenerationClient
+from meshy.importing import load
 from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.rows import Rows
@@ -19,16 +21,17 @@ from meshy.rollout.config import RolloutConfig
 from meshy.rollout.engines import replica_metrics, replica_numbers, trouble
 from meshy.rollout.evaluation import evaluate
 from meshy.rollout.group import Group, GroupFailed, GroupMaker
-from meshy.rollout.pacing import Gate, Pacing, Slot
+from meshy.rollout.pacing import Gate, Pace, Pacing, Slot
 from meshy.rollout.preflight import load_task
 from meshy.rollout.prompts import Chat, PromptError, PromptTokens
+from meshy.rollout.room import Room
 from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
 from meshy.rollout.tasks import with_task_group
 from meshy.service import Context, Service
 
 
 class StaleTokens(RuntimeError):
-    """In lock step a token was written by another weight version than the one that the gate announced."""
+    """A token was written by an older weight version than the window allows for its batch."""
 
 
 class RolloutService(Service):
@@ -43,15 +46,27 @@ class RolloutService(Service):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         recipe = self.recipe
-        self.pacing = Pacing(
-            prompts_per_batch=self.config.prompts_per_batch(recipe),
-            group_size=self.config.group_size,
+        config = self.config
+        pace = Pace(
+            prompts_per_batch=config.prompts_per_batch(recipe),
+            group_size=config.group_size,
             steps=recipe.steps,
-            window=self.config.window,
-            max_failures=self.config.max_failed_groups,
+            window=config.window,
+            max_staleness=recipe.max_staleness,
+            over_sampling=config.over_sampling,
+        )
+        self.pacing = Pacing(
+            pace,
+            max_failures=config.max_failed_groups,
+            max_filtered=config.max_filtered_groups,
             replica=context.replica.index,
             replicas=context.group.replicas,
         )
+        self.room = Room(config.max_in_flight, config.max_in_flight_tokens)
+        self.keep: Callable[[Sequence[float]], bool] = load(config.group_filter) if config.group_filter else bool
+        self._serving: dict[int, asyncio.Task[None]] = {}  # by position
+        self._evaluation: asyncio.Task[None] | None = None
+        self._lost = 0  # groups that gave no rows since the last one that did
         self.evaluating: int | None = None  # the weight version
         self.rows_put = 0
         self._runner = asyncio.Runner()
@@ -163,43 +178,76 @@ class RolloutService(Service):
         assert self.client is not None
         self.client.require(gate.weight_version)
         if self._evaluates_at(gate):
-            self.evaluating = gate.weight_version
-            result = await evaluate(self.maker, self.eval_prompts, self.config.eval_prompts, gate.weight_version)
-            self.log.info("weights v%d: accuracy %.3f", result.weight_version, result.accuracy)
-            await self.rows.put(EVAL, result.row(gate.gate_step))
-            self.evaluating = None
+            if self._evaluation is not None:
+                await self._evaluation
+            self._evaluation = self._groups.create_task(self._evaluate(gate), name=f"evaluation {gate.gate_step}")
+            if self.config.window == 1 or self.pacing.gate is None or gate.stop:
+                await self._evaluation  # of these weights alone: nothing is trained meanwhile
         self.pacing.open(gate)
         self._start_groups()
 
     def _evaluates_at(self, gate: Gate) -> bool:
         if not self.config.evaluate or self.context.replica.index != 0:
             return False
-        every = self.config.eval_every
-        return self.pacing.gate is None or gate.stop or (every > 0 and gate.gate_step % every == 0)
+        first, last = self.pacing.gate is None, gate.stop
+        if first or last:
+            return True
+        assert self.pacing.gate is not None
+        fresh = gate.weight_version > self.pacing.gate.weight_version
+        return fresh and self.config.eval_every > 0 and gate.weight_version % self.config.eval_every == 0
+
+    async def _evaluate(self, gate: Gate) -> None:
+        self.evaluating = gate.weight_version
+        result = await evaluate(self.maker, self.eval_prompts, self.config.eval_prompts, gate.weight_version)
+        self.log.info("weights v%d: accuracy %.3f", result.weight_version, result.accuracy)
+        await self.rows.put(EVAL, result.row(gate.gate_step))
+        self.evaluating = None
 
     def _start_groups(self) -> None:
-        """Start every group that the gates and `max_in_flight` allow now."""
-        while self._has_room() and (slot := self.pacing.next()) is not None:
-            self._groups.create_task(self._serve(slot), name=f"group {slot.position}")
+        """Start every group that the gates and what is in flight allow now."""
+        while (position := self.pacing.peek()) is not None and self._take_room(position):
+            slot = self.pacing.next()
+            assert slot is not None and slot.position == position
+            self._serving[position] = self._groups.create_task(self._serve(slot), name=f"group {position}")
 
-    def _has_room(self) -> bool:
-        limit = self.config.max_in_flight
-        return limit is None or (len(self.pacing.in_flight) + 1) * self.config.group_size <= limit
+    def _take_room(self, position: int) -> bool:
+        samples = self.config.group_size
+        try:
+            prompt = len(self.train_prompts[self.order.index(position)])
+        except PromptError:
+            prompt = 0  # it will fail by itself
+        tokens = samples * min(prompt + self.recipe.sampling.max_new_tokens, self.recipe.context_length)
+        if not self.room.fits(samples, tokens):
+            return False
+        self.room.take(position, samples, tokens)
+        return True
 
     async def _serve(self, slot: Slot) -> None:
-        """One group, from its prompt to its rows; replaced at once if it fails."""
+        """One group, from its prompt to its rows; replaced at once if it gives none."""
         try:
             group = await self._make(slot)
         except GroupFailed as failure:
             self.log.warning("group %d (batch %d) is replaced: %s", slot.position, slot.batch, failure)
+            self._lost += 1
             self.pacing.fail(slot, failure.reason)
+            group = None
+        finally:
+            self.room.leave(slot.position)
+            del self._serving[slot.position]
+        if group is not None and not self._keeps(group):
+            self._lost += 1
+            self.pacing.drop(slot, sum(sample.reward for sample in group.samples) / len(group.samples))
+            group = None
+        if group is None:
             self._start_groups()
             return
-        self._check_versions(group)
-        await self.rows.put(TRAIN, group_rows(group))
-        self.rows_put += len(group.samples)
-        self.pacing.complete(slot)
+        self._check_versions(group, slot)
+        for other in self.pacing.complete(slot):
+            self._serving[other.position].cancel()
         self._start_groups()
+        lost, self._lost = self._lost, 0
+        await self.rows.put(TRAIN, group_rows(group, slot.batch, lost))
+        self.rows_put += len(group.samples)
         if self.trajectories is not None and is_logged(slot.position, self.config.log_trajectories):
             for line in trajectory_lines(group, slot.batch):
                 self.trajectories.write(line)
@@ -212,18 +260,22 @@ class RolloutService(Service):
             raise GroupFailed("prompt", str(error)) from error
         return await self.maker.make(slot.position, self.task.train[row], prompt)
 
-    def _check_versions(self, group: Group) -> None:
-        """Lock step is exact: what is generated between two gates is written by one weight version."""
-        assert self.pacing.gate is not None
-        if self.config.window != 1:
+    def _keeps(self, group: Group) -> bool:
+        rewards = [sample.reward for sample in group.samples]
+        return self.config.group_filter is None or bool(self.keep(rewards))
+
+    def _check_versions(self, group: Group, slot: Slot) -> None:
+        """A window is exact: batch j is trained at version j, and no token of it is older than the window allows."""
+        if self.config.window is None:
             return
-        expected = self.pacing.gate.weight_version
+        oldest, newest = slot.batch - self.config.window + 1, slot.batch
         for sample in group.samples:
             versions = sample.episode.written_versions
-            if versions != {expected}:
+            if min(versions) < oldest or max(versions) > newest:
                 raise StaleTokens(
-                    f"group {group.position} holds tokens written by weight versions {sorted(versions)}, but the gate "
-                    f"says {expected}: a gate must come after {self.config.inference!r} serves it"
+                    f"group {group.position} holds tokens written by weight versions {sorted(versions)}, but a window "
+                    f"of {self.config.window} allows {max(oldest, 0)} to {newest} in batch {slot.batch}: a gate must "
+                    f"come after {self.config.inference!r} serves its version"
                 )
 
     # What it is made of -----------------------------------------------------------------------------------------------
@@ -233,8 +285,8 @@ class RolloutService(Service):
             self.context.topology.urls(self.config.inference),
             vocab_size=self.chat.vocab_size,
             deadline=self.config.request_deadline,
-            max_in_flight=self.config.max_in_flight,
             max_in_flight_per_replica=self.config.max_in_flight_per_engine,
+            restart_interrupted=self.config.interrupted == "restart",
         )
 
     def _trajectory_file(self) -> Path:
@@ -245,7 +297,7 @@ class RolloutService(Service):
     def doing(self) -> str:
         if self.evaluating is not None:
             return f"evaluating weights v{self.evaluating}"
-        return f"generating batch {self.pacing.open_batches - 1}" if self.pacing.in_flight else "waiting for a gate"
+        return f"generating batch {self.pacing.batch}" if self.pacing.in_flight else "waiting for a gate"
 
     def health(self) -> dict[str, Any]:
         about: dict[str, Any] = {
@@ -254,6 +306,9 @@ class RolloutService(Service):
             "groups_in_flight": len(self.pacing.in_flight),
             "groups_completed": self.pacing.completed,
             "groups_failed": dict(self.pacing.failures),
+            "groups_filtered": dict(self.pacing.filtered),
+            "groups_given_up": self.pacing.surplus,
+            "tokens_in_flight": self.room.used_tokens,
             "next_position": self.pacing.next_position,
         }
         if self.client is not None:
@@ -269,6 +324,10 @@ class RolloutService(Service):
             "rollout/groups_in_flight": len(self.pacing.in_flight),
             "rollout/groups_completed": self.pacing.completed,
             "rollout/groups_failed": sum(failures.values()),
+            "rollout/groups_filtered": sum(dict(self.pacing.filtered).values()),
+            "rollout/groups_given_up": self.pacing.surplus,
+            "rollout/samples_in_flight": self.room.used_samples,
+            "rollout/tokens_in_flight": self.room.used_tokens,
             "rollout/rows": self.rows_put,
             **{f"rollout/failed/{reason.replace(' ', '_')}": count for reason, count in failures.items()},
             **seen,

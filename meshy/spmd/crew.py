@@ -35,14 +35,22 @@ class Store(Protocol):
 class Crew:
     """One per process. `send` and `wait_for_all` on rank 0, `receive` and `confirm` on the others.
 
+    on_aside: called in the watching thread with what `send_aside` has sent; it must be quick.
     on_loss: called in the watching thread with what happened to a rank that failed or vanished; by default it says so
     and ends this process with status 70.
     """
 
     def __init__(
-        self, rank: int, world_size: int, host: str, store: Store, on_loss: Callable[[str], None] | None = None
+        self,
+        rank: int,
+        world_size: int,
+        host: str,
+        store: Store,
+        on_aside: Callable[[Any], None] = lambda order: None,
+        on_loss: Callable[[str], None] | None = None,
     ) -> None:
         self.rank = rank
+        self._on_aside = on_aside
         self._on_loss = on_loss or end_process
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -58,6 +66,10 @@ class Crew:
     def send(self, command: Any) -> None:
         """Rank 0: a small picklable object for every other rank."""
         self._tell(("command", command))
+
+    def send_aside(self, order: Any) -> None:
+        """Rank 0: a small picklable object for every other rank at once, whatever it is busy with."""
+        self._tell(("aside", order))
 
     def receive(self) -> Any:
         """Other ranks: wait for the next command. A signal handler can interrupt the wait."""
@@ -114,6 +126,8 @@ class Crew:
                 return
             if kind == "command":
                 self._inbox.put(content)
+            elif kind == "aside":
+                self._on_aside(content)
             elif kind == "done":
                 self._done.put(other)
             elif kind == "failed":

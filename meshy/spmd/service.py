@@ -21,11 +21,12 @@ class SpmdService(Service):
     gives it as a command to all ranks, itself included; every rank executes the same commands in the same order.
 
     A role fills:
-        setup()            every rank: call super().setup() first, then build the engine (collective).
-        execute(command)   every rank: do it; collectives are allowed. The leader gets the result.
-        lead()             rank 0 only: the loop that calls `self.command(...)`. Its return ends the replica.
-        admin_routes(app), health(), metrics()   as in every service.
-        free_rank(), restore_rank(payload)   every rank, in a ring: give up what is on this rank's GPU, bring it back.
+        setup()            every rank: call super().setup() first, then build the engine (collective). execute(command)
+        every rank: do it; collectives are allowed. The leader gets the result. aside(order)       every rank, on
+        another thread, whatever the rank is busy with: begin what needs no collectives. lead()             rank 0 only:
+        the loop that calls `self.command(...)`. Its return ends the replica. admin_routes(app), health(), metrics()
+        as in every service. free_rank(), restore_rank(payload)   every rank, in a ring: give up what is on this rank's
+        GPU, bring it back.
     `with self.gpu():` stands in `setup` on every rank, for all go in together, and in `lead` round `self.command(...)`.
     A rank that raises ends the whole replica, each rank saying why.
     """
@@ -58,7 +59,7 @@ class SpmdService(Service):
         place = Place(rank=self.rank, world_size=self.world_size, host=replica.host, port=replica.distributed_port)
         timeout = getattr(self.config, "collective_timeout", 600.0)
         self._groups = ProcessGroups(place, collective_timeout=timeout)
-        self._crew = Crew(self.rank, self.world_size, replica.host, self.groups.store)
+        self._crew = Crew(self.rank, self.world_size, replica.host, self.groups.store, on_aside=self.aside)
 
     def execute(self, command: Any) -> Any:
         """Do what the leader has decided; on every rank."""
@@ -74,6 +75,16 @@ class SpmdService(Service):
         with self._commanding:
             self._crew.send(command)
             return self.execute(command)
+
+    def aside(self, order: Any) -> None:
+        """Begin what the leader has told aside; on every rank, on another thread. It must be quick."""
+        raise NotImplementedError(f"{type(self).__name__} has no aside()")
+
+    def tell_aside(self, order: Any) -> None:
+        """Leader, from any thread: have every rank, this one included, begin `order` (small and picklable)."""
+        assert self._crew is not None
+        self._crew.send_aside(order)
+        self.aside(order)
 
     def run(self) -> None:
         assert self._crew is not None

@@ -1,5 +1,6 @@
 """Rows of partition `train` on their way to the engine: what the leader must know, and each rank's samples."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.queue.rows import Rows
+from meshy.training.inbox import LEADER_COLUMNS, Group
 from meshy.training.learner import ADVANTAGES, ROLLOUT_LOGPROBS, TOKEN_VERSIONS
 from meshy.training.micro_batch import Sample
 
-# Small columns, from which the leader decides who trains what; the mask stands for the row's length.
-LEADER_COLUMNS = (
-    "group_id", "position", "prompt_id", "loss_mask", "reward", "truncated", "t_sent", "t_generated", "t_rewarded",
-)  # fmt: skip
 # Read by the rank that trains the row.
 RANK_COLUMNS = ("tokens", "loss_mask", ROLLOUT_LOGPROBS, "token_versions")
 
@@ -26,15 +24,20 @@ class BadRows(ValueError):
 
 @dataclass(frozen=True)
 class Batch:
-    """What the leader knows of a batch, in the order of the data; entry i of everything is sample i."""
+    """What the leader knows of a batch, or a part of one, in the order of the data; entry i of everything is sample i.
+
+    ranks: who has been told to fetch it. lost: groups that gave no rows before these did.
+    """
 
     rows: Rows
     rewards: Float[Tensor, " samples"]
     groups: Int[Tensor, " samples"]
     lengths: tuple[int, ...]
     written: tuple[int, ...]
+    ranks: tuple[int, ...]
     prompts: int
     truncated: int
+    lost: int
     first_sent: float
     last_generated: float
     last_rewarded: float
@@ -44,27 +47,48 @@ class Batch:
         return sum(self.lengths)
 
 
-def batch_of(parts: Sequence[tuple[Rows, Mapping[str, Any]]]) -> Batch:
-    """Joins rows as they came, with their LEADER_COLUMNS, sorted by position; rows of a group stay in order."""
-    rows = Rows.concat([rows for rows, _ in parts])
-    columns: dict[str, list[Any]] = {name: [] for name in LEADER_COLUMNS}
-    for _, part in parts:
-        for name, values in columns.items():
-            values.extend(part[name].tolist() if isinstance(part[name], Tensor) else part[name])
-    order = sorted(range(len(rows)), key=lambda i: (columns["position"][i], columns["group_id"][i]))
+def batch_of(groups: Sequence[Group], ranks: Mapping[str, int]) -> Batch:
+    """Whole groups sorted by position, and in each the rows by uid. ranks: by uid."""
+    rows = Rows.concat([row for group in groups for row in group.rows])
+    columns = {name: [value for group in groups for value in group.columns[name]] for name in LEADER_COLUMNS}
+    order = sorted(
+        range(len(rows)),
+        key=lambda i: (columns["position"][i], columns["group_id"][i], len(rows.uids[i]), rows.uids[i]),
+    )
     numbers: dict[str, int] = {}
-    masks = [columns["loss_mask"][i] for i in order]
     return Batch(
         rows=rows.select(order),
         rewards=torch.tensor([columns["reward"][i] for i in order], dtype=torch.float32),
         groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
-        lengths=tuple(len(mask) for mask in masks),
-        written=tuple(int(mask.sum()) for mask in masks),
+        lengths=tuple(columns["length"][i] for i in order),
+        written=tuple(columns["written"][i] for i in order),
+        ranks=tuple(ranks[rows.uids[i]] for i in order),
         prompts=len(set(columns["prompt_id"])),
         truncated=sum(columns["truncated"]),
+        lost=sum(columns["lost"]),
         first_sent=min(columns["t_sent"]),
         last_generated=max(columns["t_generated"]),
         last_rewarded=max(columns["t_rewarded"]),
+    )
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """The parts of a batch that were trained one after another, for the report. prompts: those of different parts count
+    as different ones, which is what they are within an epoch."""
+    counts = [0, *itertools.accumulate(int(part.groups.max()) + 1 for part in parts)]
+    return Batch(
+        rows=Rows.concat([part.rows for part in parts]),
+        rewards=torch.cat([part.rewards for part in parts]),
+        groups=torch.cat([part.groups + count for part, count in zip(parts, counts, strict=False)]),
+        lengths=tuple(length for part in parts for length in part.lengths),
+        written=tuple(written for part in parts for written in part.written),
+        ranks=tuple(rank for part in parts for rank in part.ranks),
+        prompts=sum(part.prompts for part in parts),
+        truncated=sum(part.truncated for part in parts),
+        lost=sum(part.lost for part in parts),
+        first_sent=min(part.first_sent for part in parts),
+        last_generated=max(part.last_generated for part in parts),
+        last_rewarded=max(part.last_rewarded for part in parts),
     )
 
 

@@ -1,57 +1,103 @@
-"""The leader gathers a batch: it takes rows as they become ready and reads what it must know of them meanwhile."""
+"""The leader gathers what is trained next. A thread takes rows as they become ready, and has their ranks fetch them,
+whatever the trainer is doing meanwhile; so little is left to do when the last group of a batch arrives."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from meshy.columns import TRAIN
+from meshy.queue.client import WATCHDOG_SECONDS
 from meshy.queue.errors import QueueTimeout
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
-from meshy.training.batch import LEADER_COLUMNS, Batch, batch_of
+from meshy.training.batch import Batch, batch_of
+from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox
 
 log = logging.getLogger("meshy.training")
 
 TURN_SECONDS = 1.0  # of waiting for rows, then `meanwhile` has its turn
-WATCHDOG_SECONDS = 60.0  # of waiting, then a line in the log says for what
 
 
-@dataclass
 class Collector:
-    """meanwhile: called now and then while a batch is not complete; it must be quick unless something is wrong.
-    waited: seconds without a row to take; busy: seconds spent on reading, both since the last `collect`."""
+    """share: told rows as they come, and their lengths; says which rank is to train each. meanwhile: called by
+    `collect` now and then while rows are missing; it must be quick unless something is wrong. dropped: told groups that
+    are too old. waited: seconds without the rows that were asked for, in the last `collect`."""
 
-    queue: QueueClient
-    batch_size: int
-    meanwhile: Callable[[], None] = lambda: None
-    waited: float = 0.0
-    busy: float = 0.0
-    have: int = 0
-    _parts: list[tuple[Rows, dict[str, Any]]] = field(default_factory=list)
+    def __init__(
+        self,
+        queue: QueueClient,
+        *,
+        share: Callable[[Rows, list[int]], list[int]] = lambda rows, lengths: [0] * len(rows),
+        meanwhile: Callable[[], None] = lambda: None,
+        dropped: Callable[[list[Group]], None] = lambda groups: None,
+    ) -> None:
+        self._queue, self._share, self._meanwhile, self._dropped = queue, share, meanwhile, dropped
+        self._inbox = Inbox()
+        self._ranks: dict[str, int] = {}  # by uid
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._missing = "nothing has been looked for yet"
+        self._clearing: list[Rows] = []
+        self.waited = 0.0
+        self._thread = threading.Thread(target=self._gather, name="collector", daemon=True)
+        self._thread.start()
 
-    def collect(self) -> Batch:
-        """Waits for `batch_size` rows that are complete for the trainer. What has come is read while the rest is
-        generated, so that little is left to do when the last group arrives."""
-        self._parts, self.have, self.waited, self.busy = [], 0, 0.0, 0.0
-        while self.have < self.batch_size:
-            started = time.monotonic()
-            rows = self._take(self.batch_size - self.have)
-            taken = time.monotonic()
-            self._parts.append((rows, self.queue.read(rows, LEADER_COLUMNS)))
-            self.have += len(rows)
-            self.waited += taken - started
-            self.busy = time.monotonic() - taken  # only the last part delays the batch
-        return batch_of(self._parts)
+    @property
+    def have(self) -> int:
+        """Samples that have come and are not trained yet."""
+        return self._inbox.samples
 
-    def _take(self, at_most: int) -> Rows:
-        said = time.monotonic()
-        while True:
-            self.meanwhile()
-            try:
-                return self.queue.take(TRAIN, at_least=1, at_most=at_most, timeout=TURN_SECONDS)
-            except QueueTimeout as timeout:
-                if time.monotonic() - said > WATCHDOG_SECONDS:
-                    said = time.monotonic()
-                    log.warning("%s", timeout)
+    def collect(self, version: int, samples: int, max_staleness: int | None = None) -> Batch:
+        """Waits for so many samples, whole groups, that may be trained at this version. Groups that belong to no batch
+        and hold a token more than `max_staleness` versions old are dropped."""
+        began = said = time.monotonic()
+        with self._changed:
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                if max_staleness is not None and (old := self._inbox.drop_older(version - max_staleness)):
+                    self._dropped(old)
+                if (groups := self._inbox.take(version, samples)) is not None:
+                    break
+                if not self._changed.wait(TURN_SECONDS):
+                    self._meanwhile()
+                    if time.monotonic() - said > WATCHDOG_SECONDS:
+                        said = time.monotonic()
+                        have = self._inbox.have(version)
+                        log.warning("batch %d has %d of %d samples: %s", version, have, samples, self._missing)
+            self.waited = time.monotonic() - began
+            return batch_of(groups, self._ranks)
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join(2 * TURN_SECONDS)
+
+    # The thread -------------------------------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    rows = self._queue.take(TRAIN, timeout=TURN_SECONDS)
+                except QueueTimeout as timeout:
+                    self._missing = str(timeout)
+                    continue
+                columns = {name: plain(values) for name, values in self._queue.read(rows, LEADER_COLUMNS).items()}
+                ranks = self._share(rows, columns["length"])
+                with self._changed:
+                    self._ranks |= zip(rows.uids, ranks, strict=True)
+                    self._inbox.add(rows, columns)
+                    self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `collect` raises it
+            with self._changed:
+                self._failure = None if self._closing else error
+                self._changed.notify_all()
+
+
+def plain(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, Tensor) else list(values)

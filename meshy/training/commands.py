@@ -10,7 +10,8 @@ from meshy.training.plan import MiniBatchPlan
 class TrainBatch:
     """Train `rows` by the plans, once for each epoch.
 
-    advantages: of every row, in order. learning_rates: of each optimiser step. version: of the weights being trained.
+    advantages: of every row, in order. learning_rates: of each optimiser step. version: of the batch; the weights that
+    rollout was given last.
     """
 
     rows: Rows
@@ -19,6 +20,21 @@ class TrainBatch:
     epochs: int
     learning_rates: tuple[float, ...]
     version: int
+
+
+@dataclass(frozen=True)
+class FetchRows:
+    """Aside: begin to read the rows that are this rank's. ranks: of each row."""
+
+    rows: Rows
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ForgetRows:
+    """Aside: these will not be trained."""
+
+    uids: tuple[str, ...]
 
 
 @dataclass(frozen=True)

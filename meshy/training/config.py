@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from meshy.algorithms.correction import Correction, OldLogprobs
@@ -24,10 +25,12 @@ class TrainerConfig(ServiceConfig):
 
     What is learnt from:
         batch_size: samples (prompts x group size) between two publishes. mini_batches: optimiser steps that a batch is
-        cut into. epochs: how often the batch is passed over. also_consumes: more columns of `train` to wait for,
-        written by roles of one's own; per-token ones reach the loss. max_staleness: the oldest weight version, counted
-        back from the trained one, whose tokens may be trained; None for no bound. allow_filtered_sampling: train
-        although top-p, top-k or min-p cut the distribution that was sampled from.
+        cut into. stream_minibatch: take each as soon as its rows are there, instead of the whole batch first; groups
+        are trained in the order in which they were complete. epochs: how often the batch is passed over. also_consumes:
+        more columns of `train` to wait for, written by roles of one's own; per-token ones reach the loss.
+        max_staleness: the oldest weight version, counted back from the trained one, whose tokens may be trained: groups
+        with older ones are dropped and replaced; None: no bound but the window of rollout. allow_filtered_sampling:
+        train although top-p, top-k or min-p cut the distribution that was sampled from.
     How:
         advantage, loss: import path (`module:function`) or callable, see `meshy.algorithms.interface`. clip_low,
         clip_high, dual_clip, aggregation, aggregation_constant, loss_options: given to the loss. old_logprobs: the
@@ -65,6 +68,7 @@ class TrainerConfig(ServiceConfig):
 
     batch_size: int
     mini_batches: int = 1
+    stream_minibatch: bool = False
     epochs: int = 1
     also_consumes: tuple[str, ...] = ()
     max_staleness: int | None = None
@@ -108,6 +112,13 @@ class TrainerConfig(ServiceConfig):
     spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] = "partial_dtensor"
     compile: bool = False
     collective_timeout: float = 600.0
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """Samples that are waited for at once, one number a part of the batch."""
+        parts = self.mini_batches if self.stream_minibatch else 1
+        edges = [self.batch_size * i // parts for i in range(parts + 1)]
+        return tuple(end - start for start, end in pairwise(edges))
 
     @property
     def optimiser_steps_per_batch(self) -> int:
@@ -169,6 +180,16 @@ class TrainerConfig(ServiceConfig):
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
+        if self.stream_minibatch and self.epochs > 1:
+            faults.append(
+                f"stream_minibatch: its mini-batches are trained once, as they come, not {self.epochs} times; set "
+                "epochs to 1, or turn it off"
+            )
+        if self.stream_minibatch and recipe.deterministic:
+            faults.append(
+                "stream_minibatch: groups are trained in the order in which they were complete, so a run does not "
+                "repeat itself; turn it off, or set deterministic=false"
+            )
         return faults + self._sampling_faults(recipe) + self._publish_faults(recipe)
 
     def _sampling_faults(self, recipe: Recipe) -> list[str]:

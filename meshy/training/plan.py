@@ -1,10 +1,12 @@
 """Which rank trains which samples, and in which micro-batches. Pure arithmetic on lengths; the same on every rank."""
 
-from collections.abc import Collection, Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 FORWARD, FORWARD_AND_BACKWARD = 1, 3  # what they cost, relative to one another
+EVEN_WITHIN = 0.02
 
 MicroBatchPlan = tuple[int, ...]
 """Sample numbers of one micro-batch."""
@@ -38,31 +40,81 @@ def plan_mini_batch(
     tokens_per_micro_batch: int,
     packed: bool,
     only_score: Collection[int] = (),
+    ranks: Sequence[int] | None = None,
 ) -> MiniBatchPlan:
     """Spread `samples` (numbers into `lengths`) over ranks by tokens, then cut each rank's share into micro-batches.
 
     lengths: tokens of each sample. written: how many of them the policy wrote. only_score: samples without a gradient.
-    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, unless a single sample is longer.
+    ranks: of each sample, the rank that has it already; only as many go elsewhere as an even load asks for. A
+    micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, unless a single sample is longer.
     """
     idle = set(only_score)
-    load = [0] * world_size
+    costs = {i: lengths[i] * (FORWARD if i in idle else FORWARD_AND_BACKWARD) for i in samples}
+    if ranks is None:
+        home = spread(costs, world_size)
+    else:
+        home = even_out({i: ranks[i] for i in samples}, costs, world_size)
 
-    def cut(chosen: Sequence[int], cost: int, least: int) -> tuple[tuple[MicroBatchPlan, ...], ...]:
+    def cut(chosen: Sequence[int], least: int) -> tuple[tuple[MicroBatchPlan, ...], ...]:
         shares: list[list[int]] = [[] for _ in range(world_size)]
-        for sample in sorted(chosen, key=lambda i: -lengths[i]):  # the longest first, each to the least loaded rank
-            rank = load.index(min(load))
-            shares[rank].append(sample)
-            load[rank] += cost * lengths[sample]
+        for sample in chosen:
+            shares[home[sample]].append(sample)
         batches = [micro_batches(share, lengths, tokens_per_micro_batch, packed) for share in shares]
         most = max(least, *(len(some) for some in batches))
         return tuple(tuple(some) + ((),) * (most - len(some)) for some in batches)
 
     return MiniBatchPlan(
-        trained=cut([i for i in samples if i not in idle], FORWARD_AND_BACKWARD, 1),
-        scored=cut([i for i in samples if i in idle], FORWARD, 0),
+        trained=cut([i for i in samples if i not in idle], 1),
+        scored=cut([i for i in samples if i in idle], 0),
         tokens=sum(written[i] for i in samples),
         sequences=sum(written[i] > 0 for i in samples),
     )
+
+
+def spread(costs: Mapping[int, int], world_size: int) -> dict[int, int]:
+    """A rank for each sample: the dearest first, each to the least loaded rank."""
+    load = [0] * world_size
+    home = {}
+    for sample in sorted(costs, key=lambda i: -costs[i]):
+        home[sample] = rank = load.index(min(load))
+        load[rank] += costs[sample]
+    return home
+
+
+def even_out(home: Mapping[int, int], costs: Mapping[int, int], world_size: int) -> dict[int, int]:
+    """The same ranks, but for a few samples that move from the most to the least loaded one, until no move helps or the
+    load is even to EVEN_WITHIN of a rank's."""
+    home = dict(home)
+    load = [0] * world_size
+    for sample, rank in home.items():
+        load[rank] += costs[sample]
+    tolerance = EVEN_WITHIN * sum(load) / world_size
+    while (gap := max(load) - min(load)) > tolerance:
+        most, least = load.index(max(load)), load.index(min(load))
+        movable = [i for i, rank in home.items() if rank == most and costs[i] < gap]
+        if not movable:
+            break
+        sample = min(movable, key=lambda i: (abs(costs[i] - gap / 2), i))
+        home[sample] = least
+        load[most] -= costs[sample]
+        load[least] += costs[sample]
+    return home
+
+
+class Shares:
+    """Which rank is to have a row, told when it comes. by_name: a function of the row's uid alone, so that a run
+    repeats itself; else the rank that has been given the fewest tokens so far."""
+
+    def __init__(self, world_size: int, by_name: bool) -> None:
+        self._load = [0] * world_size
+        self._by_name = by_name
+
+    def rank_of(self, uid: str, length: int) -> int:
+        if self._by_name:
+            return zlib.crc32(uid.encode()) % len(self._load)
+        rank = self._load.index(min(self._load))
+        self._load[rank] += length
+        return rank
 
 
 def micro_batches(samples: Sequence[int], lengths: Sequence[int], budget: int, packed: bool) -> list[MicroBatchPlan]:

@@ -11,16 +11,28 @@ from meshy.columns import EVAL, TRAIN
 from meshy.importing import load
 from meshy.observe.metrics import MetricsWriter
 from meshy.queue.errors import QueueTimeout
+from meshy.queue.rows import Rows
 from meshy.service import Context
 from meshy.spmd.service import SpmdService
-from meshy.training.batch import RANK_COLUMNS, Batch, samples_of, staleness
+from meshy.training.batch import RANK_COLUMNS, Batch, joined, samples_of, staleness
 from meshy.training.collect import Collector
-from meshy.training.commands import ExpectWeights, GiveWeights, ShelveWeights, StreamWeights, TrainBatch, WriteWeights
+from meshy.training.commands import (
+    ExpectWeights,
+    FetchRows,
+    ForgetRows,
+    GiveWeights,
+    ShelveWeights,
+    StreamWeights,
+    TrainBatch,
+    WriteWeights,
+)
 from meshy.training.config import TrainerConfig
+from meshy.training.fetch import Fetcher
 from meshy.training.gates import Gates
-from meshy.training.plan import MiniBatchPlan, mini_batches, plan_mini_batch
+from meshy.training.inbox import Group
+from meshy.training.plan import MiniBatchPlan, Shares, mini_batches, plan_mini_batch
 from meshy.training.publishing import Publishing
-from meshy.training.report import Times, step_row
+from meshy.training.report import Times, parts_together, step_row
 from meshy.training.ring_publishing import RingPublishing
 from meshy.training.schedule import learning_rate
 from meshy.training.weights.folder import dtype_of
@@ -50,6 +62,7 @@ class TrainerService(SpmdService):
         self.extra = tuple(
             name for name in self.config.also_consumes if contract.columns[name].kind in ("jagged", "jagged2d")
         )
+        self.fetcher = Fetcher(self.queue, (*RANK_COLUMNS, *self.extra))  # connects before anybody waits for us
         config, recipe = self.config, self.recipe
         with self.gpu():
             self.learner = build_learner(
@@ -69,7 +82,6 @@ class TrainerService(SpmdService):
             )
             kind = Publishing if self.context.replica.ring is None else RingPublishing
             self.publishing = kind(self.context, self.command, served, stored, self.learner.engine.device)
-        _ = self.queue  # connect before anybody waits for us
 
     def execute(self, command: Any) -> Any:
         match command:
@@ -79,25 +91,30 @@ class TrainerService(SpmdService):
                 return self._give_weights(command)
         raise TypeError(f"the trainer knows no command {type(command).__name__}")
 
-    def _train(self, command: TrainBatch) -> dict[str, float]:
-        """Read this rank's rows, learn from them; numbers over all ranks."""
+    def aside(self, order: Any) -> None:
+        match order:
+            case FetchRows(rows, ranks):
+                mine = [i for i, rank in enumerate(ranks) if rank == self.rank]
+                if mine:
+                    self.fetcher.want(rows.select(mine))
+            case ForgetRows(uids):
+                self.fetcher.forget(uids)
+
+    def _train(self, command: TrainBatch) -> dict[str, Any]:
+        """Learn from this rank's rows, most of which have been read already; numbers over all ranks."""
         began = time.time()
         mine = sorted({i for plan in command.plans for members in plan.of(self.rank) for i in members})
         rows = command.rows.select(mine)
-        data = self.queue.read(rows, (*RANK_COLUMNS, *self.extra))
+        data = self.fetcher.get(rows)
+        self.fetcher.forget(command.rows.uids)
         ages = staleness(rows, data, command.version, self.config.max_staleness)
         samples = samples_of(rows, data, mine, command.advantages, self.extra)
         read = time.time()
         learnt = self.learner.train(samples, command.plans, command.epochs, command.learning_rates, command.version)
         self.timeline.record("train", read, self.learner.engine.synchronize())
         worst = self.groups.max(torch.tensor([float(ages.max()) if ages.numel() else 0.0, read - began]).double())
-        total = self.groups.sum(torch.tensor([float(ages.sum()), float(ages.numel())]).double())
-        return {
-            **learnt,
-            "staleness_max": int(worst[0]),
-            "staleness_mean": float(total[0] / total[1].clamp(min=1)),
-            "rank_queue": float(worst[1]),
-        }
+        counts = self.groups.sum(torch.bincount(ages, minlength=int(worst[0]) + 1).double())
+        return {**learnt, "ages": counts.tolist(), "rank_queue": float(worst[1])}
 
     def free_rank(self) -> None:
         self.learner.engine.free()
@@ -124,10 +141,14 @@ class TrainerService(SpmdService):
         self._metrics = MetricsWriter(self.context.folder)
         assert self.publishing is not None
         self.gates = Gates(self.queue)
-        self.collector = Collector(self.queue, config.batch_size, self.publishing.meanwhile)
+        self.shares = Shares(self.world_size, by_name=self.recipe.deterministic)
+        self.dropped = 0  # samples, since the run began
+        self.collector = Collector(
+            self.queue, share=self._share, meanwhile=self.publishing.meanwhile, dropped=self._drop
+        )
         self.advantage = load(config.advantage)
         self.publishing.start()
-        self.gates.open(weight_version=0, samples_retired=0, stop=self.recipe.steps == 0)
+        self._open_gate(0)
         ended = time.time()
         while self.step < self.recipe.steps:
             ended = self._one_step(ended)
@@ -135,41 +156,57 @@ class TrainerService(SpmdService):
         self.gates.clear_all(self.publishing.meanwhile)
         self._record_evaluations()
 
+    def _share(self, rows: Rows, lengths: list[int]) -> list[int]:
+        """On the collector's thread: say who is to train rows that have come, and have it fetch them."""
+        ranks = [self.shares.rank_of(uid, length) for uid, length in zip(rows.uids, lengths, strict=True)]
+        self.tell_aside(FetchRows(rows, tuple(ranks)))
+        return ranks
+
+    def _drop(self, groups: list[Group]) -> None:
+        """They are too old to be trained: rollout may start as many others at once."""
+        rows = Rows.concat([row for group in groups for row in group.rows])
+        self.tell_aside(ForgetRows(rows.uids))
+        self.queue.clear(rows)
+        self.dropped += len(rows)
+        self._open_gate(self.step)
+
+    def _open_gate(self, version: int) -> None:
+        retired = version * self.config.batch_size + self.dropped
+        assert self.publishing is not None
+        self.gates.open(version, retired, stop=version == self.recipe.steps, meanwhile=self.publishing.meanwhile)
+
     def _one_step(self, started: float) -> float:
         """Version `self.step` becomes the next one. Returns when the gate was open: the step's end."""
         assert self.collector is not None and self.publishing is not None
-        version, step = self.step, self.step + 1
-        self.doing = f"waiting for batch {version}"
-        batch = self.collector.collect()
-        taken = time.time()
-        with self.gpu():
-            entered = time.time()
-            self.doing = f"training batch {version}"
-            learnt = self._learn(batch, version)
-            trained = time.time()
-            self.doing = f"publishing weights v{step}"
-            self.publishing.stage(step, last=step == self.recipe.steps)
+        step, dropped = self.step + 1, self.dropped
+        times, batches, learnt = Times(started=started), [], []
+        parts = self.config.part_sizes
+        for part, samples in enumerate(parts):
+            self.doing = f"waiting for batch {self.step}"
+            batch = self.collector.collect(self.step, samples, self.config.max_staleness)
+            asked = time.time()
+            times.taken(batch, self.collector.waited, asked)
+            with self.gpu():
+                entered = time.time()
+                self.doing = f"training batch {self.step}"
+                learnt.append(self._learn(batch, part))
+                batches.append(batch)
+                times.learnt(asked, entered, time.time(), learnt[-1].pop("rank_queue"))
+                if part == len(parts) - 1:
+                    self.doing = f"publishing weights v{step}"
+                    self.publishing.stage(step, last=step == self.recipe.steps)
+        whole = joined(batches)
+        self.queue.clear(whole.rows)  # before the gate: no more is alive than the pace allows
         given = self.publishing.publish(step)
-        published = time.time()
-        retired = step * self.config.batch_size
-        self.gates.open(weight_version=step, samples_retired=retired, stop=step == self.recipe.steps)
-        ended = time.time()
+        self._open_gate(step)
+        times.ended = time.time()
         self.step = step
-        times = Times(
-            started=started,
-            taken=taken,
-            entered=entered,
-            trained=trained,
-            published=published,
-            ended=ended,
-            waited=self.collector.waited,
-            queue_work=self.collector.busy,
-            rank_queue=learnt.pop("rank_queue"),
-        )
-        self._after_step(batch, step_row(step, step, batch, learnt, given, times))
-        return ended
+        row = step_row(step, whole, parts_together(learnt), given, times)
+        self._after_step({**row, "dropped": self.dropped - dropped})
+        return times.ended
 
-    def _learn(self, batch: Batch, version: int) -> dict[str, float]:
+    def _learn(self, batch: Batch, part: int) -> dict[str, Any]:
+        """Train a batch, or one part of it that is a mini-batch of its own."""
         inputs = AdvantageInputs(rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids)
         advantages = self.advantage(inputs)
         config = self.config
@@ -181,16 +218,16 @@ class TrainerService(SpmdService):
             advantages=tuple(advantages.advantages.tolist()),
             plans=self._plans(batch, without_gradient),
             epochs=config.epochs,
-            learning_rates=self._learning_rates(version),
-            version=version,
+            learning_rates=self._learning_rates(part),
+            version=self.step,
         )
         return {**self.command(command), **advantages.metrics}
 
     def _plans(self, batch: Batch, without_gradient: Sequence[int]) -> tuple[MiniBatchPlan, ...]:
         """The batch's mini-batches; a single one keeps the order of the data, several are drawn at random."""
-        config = self.config
         order = list(range(len(batch.rows)))
-        if config.mini_batches > 1:
+        count = 1 if self.config.stream_minibatch else self.config.mini_batches
+        if count > 1:
             generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
             order = torch.randperm(len(order), generator=generator).tolist()
         return tuple(
@@ -202,29 +239,30 @@ class TrainerService(SpmdService):
                 tokens_per_micro_batch=self.learner.micro_batch_tokens,
                 packed=self.learner.engine.config.packed,
                 only_score=without_gradient,
+                ranks=batch.ranks,
             )
-            for samples in mini_batches(order, config.mini_batches)
+            for samples in mini_batches(order, count)
         )
 
-    def _learning_rates(self, version: int) -> tuple[float, ...]:
+    def _learning_rates(self, part: int) -> tuple[float, ...]:
         config, count = self.config, self.config.optimiser_steps_per_batch
+        steps = [part] if config.stream_minibatch else range(count)
         return tuple(
             learning_rate(
-                version * count + i,
+                self.step * count + i,
                 peak=config.lr,
                 total=self.recipe.steps * count,
                 schedule=config.schedule,
                 warmup=config.warmup_steps,
                 final_factor=config.final_lr_factor,
             )
-            for i in range(count)
+            for i in steps
         )
 
-    def _after_step(self, batch: Batch, row: dict[str, Any]) -> None:
+    def _after_step(self, row: dict[str, Any]) -> None:
         """What need not be done before rollout goes on: inference is already generating the next batch."""
         assert self.publishing is not None
         self.publishing.after_gate(self.step, last=self.step == self.recipe.steps)
-        self.queue.clear(batch.rows)
         self.gates.clear_acknowledged()
         assert self._metrics is not None
         self._metrics.step(row)
@@ -247,6 +285,8 @@ class TrainerService(SpmdService):
     # What others see, and the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        if self.collector is not None:
+            self.collector.close()
         if self._metrics is not None:
             self._metrics.close()
         if self.publishing is not None:

@@ -1,0 +1,99 @@
+"""Groups that are there for the trainer, and which of them make up what is trained next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshy.queue.rows import Rows
+
+ANY_BATCH = -1
+
+# Small columns, one value a row, from which the leader decides who trains what.
+LEADER_COLUMNS = (
+    "group_id", "group_size", "position", "batch", "prompt_id", "length", "written", "oldest_version", "reward",
+    "truncated", "lost", "t_sent", "t_generated", "t_rewarded",
+)  # fmt: skip
+
+
+class MisfitGroup(ValueError):
+    """A group that no batch can be made of; the message says why."""
+
+
+@dataclass
+class Group:
+    """The rows of one prompt that have come, with LEADER_COLUMNS of each."""
+
+    rows: list[Rows] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in LEADER_COLUMNS})
+
+    @property
+    def size(self) -> int:
+        return len(self.columns["position"])
+
+    @property
+    def whole(self) -> bool:
+        return self.size == self.columns["group_size"][0]
+
+    @property
+    def batch(self) -> int:
+        return self.columns["batch"][0]
+
+    @property
+    def oldest_version(self) -> int:
+        return min(self.columns["oldest_version"])
+
+
+class Inbox:
+    """Whole groups, in the order in which they became whole. Rows of a group may come one by one, as scores are added
+    to them by others."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Group] = {}
+        self.groups: dict[str, Group] = {}
+
+    @property
+    def samples(self) -> int:
+        return sum(group.size for group in (*self._open.values(), *self.groups.values()))
+
+    def add(self, rows: Rows, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Rows with their LEADER_COLUMNS, as plain values."""
+        for i, name in enumerate(columns["group_id"]):
+            group = self._open.setdefault(name, Group())
+            group.rows.append(rows.select([i]))
+            for column, values in group.columns.items():
+                values.append(columns[column][i])
+            if group.whole:
+                self.groups[name] = self._open.pop(name)
+
+    def have(self, batch: int) -> int:
+        """Samples in whole groups that may be trained in this batch."""
+        return sum(group.size for group in self._of(batch).values())
+
+    def take(self, batch: int, samples: int) -> list[Group] | None:
+        """Groups of so many samples for a batch, those first that were whole first; None while there are too few.
+        MisfitGroup where whole groups do not add up to the number."""
+        chosen: list[str] = []
+        for name, group in self._of(batch).items():
+            if samples <= 0:
+                break
+            samples -= group.size
+            chosen.append(name)
+        if samples > 0:
+            return None
+        if samples < 0:
+            last = self.groups[chosen[-1]]
+            raise MisfitGroup(
+                f"group {chosen[-1]!r} has {last.size} samples, {-samples} more than are left to batch {batch} or its "
+                "part; batch_size, and batch_size / mini_batches where they are streamed, must be whole groups"
+            )
+        return [self.groups.pop(name) for name in chosen]
+
+    def drop_older(self, than: int) -> list[Group]:
+        """Take out the groups that belong to no batch and hold a token of an older version."""
+        names = [n for n, group in self.groups.items() if group.batch == ANY_BATCH and group.oldest_version < than]
+        return [self.groups.pop(name) for name in names]
+
+    def _of(self, batch: int) -> dict[str, Group]:
+        return {name: group for name, group in self.groups.items() if group.batch in (batch, ANY_BATCH)}

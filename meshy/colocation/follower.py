@@ -19,6 +19,7 @@ class Follower:
         self._ring = ring
         self._client = client
         self._closing = False
+        self._broken: Exception | None = None
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
         self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
@@ -51,7 +52,10 @@ class Follower:
         """Have something happen on the thread, which looks again then."""
 
         def happen() -> None:
-            event()
+            try:
+                event()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it ends the thread
+                self._broken = error
             self._kick.set()
 
         with suppress(RuntimeError):  # the thread has ended, and `failed` or `close` said so
@@ -82,3 +86,5 @@ class Follower:
         _, pending = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for wait in pending:
             wait.cancel()
+        if self._broken is not None:
+            raise self._broken

@@ -5,7 +5,7 @@ import pytest
 
 from meshy.columns import derive_contract
 from meshy.inference.config import InferenceConfig
-from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceGroup
 from meshy.rollout.config import RolloutConfig
 from meshy.training.config import TrainerConfig
 
@@ -85,6 +85,13 @@ def test_a_way_that_weights_cannot_go_is_refused_before_the_run(publish, options
     wanted = dataclasses.replace(wanted, groups=(serving, *wanted.groups[1:]))
     found = [fault for fault in faults(wanted) if fault.startswith("publish:")]
     assert len(found) == (publish in ("shm", "collective"))
+
+
+@pytest.mark.parametrize("member", ["inference", "trainer"])
+def test_weights_do_not_go_into_a_ring_or_out_of_it(member):
+    ring = ColocationRing(id="r", members=((member, FALLBACK), ("teacher", ON_DEMAND)))
+    (found,) = faults(dataclasses.replace(recipe(publish="disk"), rings=(ring,)))
+    assert "publish_to: 'inference' is in ring" in found and "put both into one ring, or neither" in found
 
 
 @pytest.mark.parametrize(

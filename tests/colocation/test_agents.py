@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from meshy.colocation.agent import Agent, Hooks
+from meshy.colocation.books import Books
 from meshy.colocation.columns import ring_declarations
+from meshy.colocation.follower import Follower
 from meshy.colocation.keeping import RingKeeper
 from meshy.colocation.turns import Rule
 from meshy.columns import Contract, derive_contract
@@ -103,3 +107,43 @@ def test_everybody_that_asks_is_let_in_alone(agents: tuple[Holder, dict[str, Age
             patient.set()
         for one in busy:
             one.result(30)
+
+
+def looking(follower: Follower) -> threading.Event:
+    """Set once it looks at the ledger again."""
+    begun, step = threading.Event(), follower.step
+
+    async def noted(books: Books) -> bool:
+        begun.set()
+        return await step(books)
+
+    follower.step = noted  # type: ignore[method-assign]
+    follower.post(lambda: None)
+    return begun
+
+
+def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path) -> None:
+    """Here the queue does not answer any more; a request has half a minute for that."""
+    failures: list[BaseException] = []
+    holder = Holder()
+    with local_queue(contract) as queue:
+        keeper = RingKeeper("ring0", RULE, queue.endpoints, contract, tmp_path / "ring0.jsonl", failures.append)
+        keeper.start()
+        one = agent(queue, contract, holder, "inference.0", {})
+        while holder.now is None:
+            threading.Event().wait(0.01)
+        parts = [psutil.Process(process.pid) for process in set(queue.processes.values())]
+        parts += [child for part in parts for child in part.children(recursive=True)]
+        for part in parts:
+            part.suspend()
+        try:
+            keeper.died("trainer.0", "a life")
+            for follower in (keeper, one):
+                looking(follower).wait()
+                follower.close()
+                assert not follower._thread.is_alive()  # type: ignore[attr-defined]
+        finally:
+            for part in parts:
+                part.kill()
+    assert not failures
+    assert json.loads((tmp_path / "ring0.jsonl").read_text())["holder"] == "inference"

@@ -110,16 +110,17 @@ def test_everybody_that_asks_is_let_in_alone(agents: tuple[Holder, dict[str, Age
 
 
 def looking(follower: Follower) -> threading.Event:
-    """Set once it looks at the ledger again."""
-    begun, step = threading.Event(), follower.step
+    """Set while it looks at the ledger, and carries out what it decides then."""
+    looks, step = threading.Event(), follower.step
 
     async def noted(books: Books) -> bool:
-        begun.set()
-        return await step(books)
+        looks.set()
+        did = await step(books)
+        looks.clear()
+        return did
 
     follower.step = noted  # type: ignore[method-assign]
-    follower.post(lambda: None)
-    return begun
+    return looks
 
 
 def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path) -> None:
@@ -134,12 +135,12 @@ def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path) -> Non
             threading.Event().wait(0.01)
         parts = [psutil.Process(process.pid) for process in set(queue.processes.values())]
         parts += [child for part in parts for child in part.children(recursive=True)]
+        followers = [(one, looking(one)), (keeper, looking(keeper))]
         for part in parts:
             part.suspend()
         try:
-            keeper.died("trainer.0", "a life")
-            for follower in (keeper, one):
-                looking(follower).wait()
+            for follower, look in followers:
+                look.wait()
                 follower.close()
                 assert not follower._thread.is_alive()  # type: ignore[attr-defined]
         finally:

@@ -5,7 +5,7 @@ import pytest
 
 from meshy.columns import derive_contract
 from meshy.inference.config import InferenceConfig
-from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceGroup
 from meshy.rollout.config import RolloutConfig
 from meshy.training.config import TrainerConfig
 
@@ -62,6 +62,12 @@ def test_a_plain_recipe_has_no_fault():
 def test_faults_say_what_to_change(options, message):
     (found,) = faults(recipe(**options))
     assert re.search(message, found)
+
+
+def test_in_a_ring_no_rank_waits_for_a_publish():
+    plain = recipe(weights_deadline=600.0)
+    members = (("inference", FALLBACK), ("trainer", ON_DEMAND))
+    assert faults(dataclasses.replace(plain, rings=(ColocationRing(id="ring", members=members),))) == []
 
 
 def test_filtered_sampling_may_be_meant():

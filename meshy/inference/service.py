@@ -79,6 +79,7 @@ class InferenceService(Service):
 
                 self.engine = EmbeddedReplica(self, folder, version)
             self.engine.start()
+            self._compare(self._source)
 
     @contextmanager
     def _weights_at_start(self) -> Iterator[tuple[Path, int]]:

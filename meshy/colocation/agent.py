@@ -218,9 +218,10 @@ class Agent(Follower):
     # The agent's thread -----------------------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
-        log.error("ring %r: the agent of %s has failed", self._ring, self.member.replica, exc_info=error)
+        if not self._closing:
+            log.error("ring %r: the agent of %s has failed", self._ring, self.member.replica, exc_info=error)
+            self._hooks.failed(error)
         self._orders.put(("failed", error))
-        self._hooks.failed(error)
 
     async def step(self, books: Books) -> bool:
         self.ledger = await books.look()

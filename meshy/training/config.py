@@ -43,7 +43,7 @@ class TrainerConfig(ServiceConfig):
         `publish_to` is told to compute in. bucket_mb: MiB of memory through which weights stream (shm, collective), at
         least the largest tensor. weights_deadline: seconds for a publish, until one replica serves the version; one
         that hangs may use up half of what is left, then the others go on without it, and it is brought up to date when
-        it can be.
+        it can be. Replicas of the trainer's own ring load it in their turn and are waited for without a deadline.
         write_every: versions between two that are put on disk, whatever way weights travel, for replicas that restart;
         the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
         replica's checksums are compared with the trainer's; 0: never.
@@ -147,7 +147,8 @@ class TrainerConfig(ServiceConfig):
             (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
             (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
             (
-                self.weights_deadline < self.collective_timeout or self.collective_timeout <= 0,
+                self._in_ring(recipe)
+                or self.weights_deadline < self.collective_timeout or self.collective_timeout <= 0,
                 "weights_deadline", self.weights_deadline,
                 f"less than collective_timeout ({self.collective_timeout}), for meanwhile the other ranks wait",
             ),
@@ -166,6 +167,11 @@ class TrainerConfig(ServiceConfig):
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         return faults + self._sampling_faults(recipe) + self._publish_faults(recipe)
+
+    def _in_ring(self, recipe: Recipe) -> bool:
+        """Then no rank waits in a collective while weights are published: those go by a folder."""
+        own = {group.id for group in recipe.groups if group.config is self}
+        return any(id in own for ring in recipe.rings for id, _ in ring.members)
 
     def _sampling_faults(self, recipe: Recipe) -> list[str]:
         sampling = recipe.sampling

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshy.colocation.agent import Agent, Hooks
+from meshy.colocation.books import Books
 from meshy.colocation.columns import ring_declarations
+from meshy.colocation.follower import Follower
 from meshy.colocation.keeping import RingKeeper
 from meshy.colocation.turns import Rule
 from meshy.columns import Contract, derive_contract
@@ -142,3 +146,44 @@ def test_whatever_breaks_on_the_agents_thread_ends_it(agents: tuple[Holder, dict
     with pytest.raises(RuntimeError, match="agent of ring"), by_name["trainer"].gpu():
         pass
     assert isinstance(holder.failures.pop(), AssertionError)
+
+
+def looking(follower: Follower) -> threading.Event:
+    """Set while it looks at the ledger, and carries out what it decides then."""
+    looks, step = threading.Event(), follower.step
+
+    async def noted(books: Books) -> bool:
+        looks.set()
+        did = await step(books)
+        looks.clear()
+        return did
+
+    follower.step = noted  # type: ignore[method-assign]
+    return looks
+
+
+def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path) -> None:
+    """Here the queue does not answer any more; a request has half a minute for that."""
+    failures: list[BaseException] = []
+    holder = Holder()
+    with local_queue(contract) as queue:
+        keeper = RingKeeper("ring0", RULE, queue.endpoints, contract, tmp_path / "ring0.jsonl", failures.append)
+        keeper.start()
+        one = agent(queue, contract, holder, "inference.0")
+        with one.gpu():
+            holder.use("inference.0")
+        parts = [psutil.Process(process.pid) for process in set(queue.processes.values())]
+        parts += [child for part in parts for child in part.children(recursive=True)]
+        followers = [(one, looking(one)), (keeper, looking(keeper))]
+        for part in parts:
+            part.suspend()
+        try:
+            for follower, look in followers:
+                look.wait()
+                follower.close()
+                assert not follower._thread.is_alive()  # type: ignore[attr-defined]
+        finally:
+            for part in parts:
+                part.kill()
+    assert not failures
+    assert json.loads((tmp_path / "ring0.jsonl").read_text())["holder"] == "inference"

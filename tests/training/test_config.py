@@ -64,6 +64,12 @@ def test_faults_say_what_to_change(options, message):
     assert re.search(message, found)
 
 
+def test_in_a_ring_no_rank_waits_for_a_publish():
+    plain = recipe(weights_deadline=600.0)
+    members = (("inference", FALLBACK), ("trainer", ON_DEMAND))
+    assert faults(dataclasses.replace(plain, rings=(ColocationRing(id="ring", members=members),))) == []
+
+
 def test_filtered_sampling_may_be_meant():
     assert faults(recipe(sampling=Sampling(top_k=5), allow_filtered_sampling=True)) == []
 

@@ -79,11 +79,14 @@ class Publisher:
         self.watch = Watch(self._control)
         self._watching: concurrent.futures.Future[None] | None = None
 
-    def start(self, seconds: float) -> dict[str, dict[str, Any]]:
+    def start(self, seconds: float, in_turn: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
         """Waits until every replica answers and returns what each says of itself (`/server_info`). ReplicaError after
-        so many seconds, WrongVersion where one does not serve version 0."""
-        self._background.run(self._control.wait_ready(seconds))
-        self._background.run(self.watch.look(self._control.urls))
+        so many seconds, WrongVersion where one does not serve version 0. in_turn: those that are in a ring. They are
+        waited for however long it takes, and not asked for `/health`, which needs the GPU."""
+        others = [url for url in self._control.urls if url not in in_turn]
+        self._background.run(Control(others, self._transport, self.deadline).wait_ready(seconds))
+        self._background.run(self.watch.until(in_turn, lambda served: served is not None, "answer"))
+        self._background.run(self.watch.look(others))
         if behind := self.watch.behind(0):
             told = ", ".join(f"{url} serves {self.watch.served[url]}" for url in behind)
             raise WrongVersion(f"every inference replica should serve weight version 0, but {told}")
@@ -126,14 +129,11 @@ class Publisher:
         return self._close(bracket, version, report, began)
 
     def await_served(self, version: int, urls: Sequence[str], report: Published) -> None:
-        """Waits until these replicas serve what they load by themselves, or the deadline has passed; adds to report."""
+        """Waits until these replicas serve what they load by themselves, however long it takes; adds to report. Whether
+        they are alive is their ignitor's business."""
         began = time.monotonic()
-        self._background.run(self.watch.until_served(version, urls, self.deadline))
-        for url in urls:
-            if self.watch.served[url] == version:
-                report.served.append(url)
-            else:
-                report.behind[url] = f"{url} {self.watch.says(url)}"
+        self._background.run(self.watch.until(urls, lambda served: served == version, f"serve weights v{version}"))
+        report.served += urls
         report.transfer += time.monotonic() - began
 
     async def _open(self, carrier: Carrier, bracket: Bracket) -> None:

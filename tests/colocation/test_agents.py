@@ -15,9 +15,8 @@ import pytest
 from meshy.colocation.agent import Agent, Hooks
 from meshy.colocation.books import Books
 from meshy.colocation.columns import ring_declarations
-from meshy.colocation.follower import Follower
 from meshy.colocation.keeping import RingKeeper
-from meshy.colocation.turns import Rule
+from meshy.colocation.turns import Ledger, Rule
 from meshy.columns import Contract, derive_contract
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.recipe import FALLBACK, ON_DEMAND
@@ -148,22 +147,19 @@ def test_whatever_breaks_on_the_agents_thread_ends_it(agents: tuple[Holder, dict
     assert isinstance(holder.failures.pop(), AssertionError)
 
 
-def looking(follower: Follower) -> threading.Event:
-    """Set while it looks at the ledger, and carries out what it decides then."""
-    looks, step = threading.Event(), follower.step
-
-    async def noted(books: Books) -> bool:
-        looks.set()
-        did = await step(books)
-        looks.clear()
-        return did
-
-    follower.step = noted  # type: ignore[method-assign]
-    return looks
-
-
-def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path) -> None:
+def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the queue does not answer any more; a request has half a minute for that."""
+    looking = {"inference.0": threading.Event(), "keeper-ring0.0": threading.Event()}
+    look = Books.look
+
+    async def noted(books: Books) -> Ledger:
+        under_way = looking[books._client.caller]  # type: ignore[attr-defined]
+        under_way.set()
+        seen = await look(books)
+        under_way.clear()
+        return seen
+
+    monkeypatch.setattr(Books, "look", noted)
     failures: list[BaseException] = []
     holder = Holder()
     with local_queue(contract) as queue:
@@ -174,12 +170,11 @@ def test_closing_waits_for_no_request(contract: Contract, tmp_path: Path) -> Non
             holder.use("inference.0")
         parts = [psutil.Process(process.pid) for process in set(queue.processes.values())]
         parts += [child for part in parts for child in part.children(recursive=True)]
-        followers = [(one, looking(one)), (keeper, looking(keeper))]
         for part in parts:
             part.suspend()
         try:
-            for follower, look in followers:
-                look.wait()
+            for follower, under_way in zip((one, keeper), looking.values(), strict=True):
+                under_way.wait()
                 follower.close()
                 assert not follower._thread.is_alive()  # type: ignore[attr-defined]
         finally:

@@ -19,7 +19,7 @@ from meshy.recipe import FALLBACK, ColocationRing, Recipe, ServiceConfig, Servic
 
 def type_faults(recipe: Recipe) -> list[str]:
     """Every field of the recipe whose value is not of its declared type, by its full path."""
-    faults = _type_faults("", recipe, skip=("groups",))
+    faults = _type_faults("", recipe, skip=("groups", "rings"))
     for index, group in enumerate(recipe.groups):
         if not isinstance(group, ServiceGroup):
             faults.append(f"groups[{index}]: expected ServiceGroup, got {group!r}")
@@ -29,6 +29,13 @@ def type_faults(recipe: Recipe) -> list[str]:
             faults += _type_faults(f"{group.id}.", group.config)
         else:
             faults.append(f"{group.id}.config: expected a ServiceConfig, got {group.config!r}")
+    if not isinstance(recipe.rings, tuple):
+        return [*faults, f"rings: expected a tuple of ColocationRing, got {recipe.rings!r}"]
+    for index, ring in enumerate(recipe.rings):
+        if isinstance(ring, ColocationRing):
+            faults += _type_faults(f"rings[{index}].", ring)
+        else:
+            faults.append(f"rings[{index}]: expected ColocationRing, got {ring!r}")
     return faults
 
 
@@ -177,11 +184,16 @@ def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> l
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", ring.id):
         faults.append(f"ring id {ring.id!r}: use letters, digits and '_' only, starting with a letter")
     for id, how in ring.members:
-        waits = [other for other in groups[id].wait_for if other in ids] if id in groups else []
+        waits = sorted(_waited_for(id, groups) & set(ids))
         if how == FALLBACK and waits:
             faults.append(
                 f"ring {ring.id!r}: {id!r}, which holds the GPUs while nobody asks, waits for {waits[0]!r} of the same "
-                "ring; let that one wait for it instead"
+                "ring, itself or by others that it waits for; let that one wait for it instead"
+            )
+        if how != FALLBACK and id in groups and groups[id].config.serves_http:
+            faults.append(
+                f"ring {ring.id!r}: {id!r} answers requests at any time and asks for nothing itself, so nobody would "
+                "give it the GPUs; make it the FALLBACK member, of which a ring has one, or give it GPUs of its own"
             )
     if len(set(ids)) < 2:
         faults.append(f"ring {ring.id!r} has {len(set(ids))} member; sharing takes at least two groups")
@@ -204,6 +216,18 @@ def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> l
             "hold the GPUs while nobody asks, and make the others ON_DEMAND"
         )
     return faults
+
+
+def _waited_for(id: str, groups: dict[str, ServiceGroup]) -> set[str]:
+    """All groups that this one waits for, and that those wait for."""
+    seen: set[str] = set()
+    ahead = [id]
+    while ahead:
+        group = groups.get(ahead.pop())
+        fresh = set(group.wait_for) - seen if group is not None else set()
+        seen |= fresh
+        ahead += fresh
+    return seen
 
 
 def wait_for_faults(recipe: Recipe) -> list[str]:

@@ -220,7 +220,7 @@ def derive_topology(recipe: Recipe, gpus: Sequence[Gpu], base_port: int = FIRST_
     if not LOWEST_PORT <= base_port <= 65535 - PORT_SPAN:
         faults.append(f"base_port: expected {LOWEST_PORT} to {65535 - PORT_SPAN}, got {base_port}")
     placement, misplaced = _place(recipe, gpus)
-    faults += misplaced or _shared_gpu_faults(recipe, placement)
+    faults += misplaced or _shared_gpu_faults(recipe, placement, gpus)
     try:
         contract, misfits = derive_contract(recipe.declarations())
     except LookupError:
@@ -327,8 +327,9 @@ def _gpu_list_faults(gpus: Sequence[Gpu]) -> list[str]:
     return faults
 
 
-def _shared_gpu_faults(recipe: Recipe, placement: Placement) -> list[str]:
+def _shared_gpu_faults(recipe: Recipe, placement: Placement, gpus: Sequence[Gpu]) -> list[str]:
     faults: list[str] = []
+    groups = {group.id: group for group in recipe.groups}
     for ring in recipe.rings:
         sets = {
             id: sorted(rank for replica in placement[id] for rank in replica)
@@ -341,6 +342,13 @@ def _shared_gpu_faults(recipe: Recipe, placement: Placement) -> list[str]:
                 faults.append(
                     f"ring {ring.id!r}: its members must share exactly the same GPUs, but {next(iter(sets))!r} is on "
                     f"{first} and {id!r} on {ranks}; set colocate_with on {id!r}"
+                )
+            if groups[id].config.processes == "per_host" and any(
+                len({gpus[rank].host for rank in replica}) > 1 for replica in placement[id]
+            ):
+                faults.append(
+                    f"ring {ring.id!r}: a replica of {id!r} spans several hosts, whose processes would not wait for "
+                    "the token together; let it fit on one host"
                 )
     return faults
 

@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ WATCHDOG_SECONDS = 60.0
 class Hooks:
     """What the service does for its ring. free: give up everything that it holds on its GPUs, on all ranks. restore:
     bring it back; not called for the first turn, when there is nothing yet. payload: what whoever comes next should
-    know.
+    know; asked of the replica that leads a turn.
 
     Those of an ON_DEMAND service are called on the thread that uses the GPUs, those of a FALLBACK service on one of
     their own. failed: told once what has ended the agent.
@@ -64,7 +65,8 @@ class Numbers:
     held: float = 0.0
     restoring: float = 0.0
     freeing: float = 0.0
-    since: float = field(default=0.0, repr=False)
+    reasons: Counter[str] = field(default_factory=Counter)
+    since: float | None = field(default=None, repr=False)
 
 
 Order = tuple[Literal["restore", "enter", "free", "failed"], Any]
@@ -91,7 +93,7 @@ class Agent(Follower):
         self.ledger = Ledger()
         self._hooks = hooks
         self._payload: dict[str, Any] = {}
-        self._loaded = False  # something was there when the GPUs were freed last
+        self._loaded = False  # the first code has ended: there is something to free and to restore
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._inside = threading.RLock()
         self._depth = 0
@@ -106,20 +108,49 @@ class Agent(Follower):
 
     @contextmanager
     def gpu(self) -> Iterator[None]:
-        with self._inside:
+        with self._one_at_a_time():
             if self._depth:
                 yield
                 return
             self._enter()
             self._depth += 1
             try:
-                yield
-            except Exception:
-                self._leave()
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+            except Exception as error:
+                self._leave_after(error)
                 raise
-            finally:
-                self._depth -= 1
+            self._loaded = True
             self._leave()
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        began = time.monotonic()
+        while not self._inside.acquire(timeout=WATCHDOG_SECONDS):
+            log.warning(
+                "%s: another thread has been in gpu() for %.0f s", self.member.replica, time.monotonic() - began
+            )
+        try:
+            yield
+        finally:
+            self._inside.release()
+
+    def _leave_after(self, error: Exception) -> None:
+        """What was raised in the block counts, not what comes of it."""
+        if not self._loaded:
+            log.error(
+                "%s has failed in its first use of the GPUs (%s); what it has put there stays until this process ends, "
+                "and so does the token",
+                self.member.replica,
+                error,
+            )
+            return
+        try:
+            self._leave()
+        except Exception:
+            log.exception("%s could not give up its GPUs; the token stays until this process ends", self.member.replica)
 
     def _enter(self) -> None:
         began = time.monotonic()
@@ -175,17 +206,22 @@ class Agent(Follower):
     def _free(self) -> None:
         began = time.monotonic()
         self._hooks.free()
-        self._loaded = True
         self.numbers.freeing += time.monotonic() - began
-        self.numbers.held += time.monotonic() - self.numbers.since
+        self.numbers.held += self._holding()
+        self.numbers.since = None
         self.post(self.member.freed)
+
+    def _holding(self) -> float:
+        """Seconds since the GPUs could be used, in this turn."""
+        return 0.0 if self.numbers.since is None else time.monotonic() - self.numbers.since
 
     # The agent's thread -----------------------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
-        log.error("ring %r: the agent of %s has failed", self._ring, self.member.replica, exc_info=error)
+        if not self._closing:
+            log.error("ring %r: the agent of %s has failed", self._ring, self.member.replica, exc_info=error)
+            self._hooks.failed(error)
         self._orders.put(("failed", error))
-        self._hooks.failed(error)
 
     async def step(self, books: Books) -> bool:
         self.ledger = await books.look()
@@ -222,6 +258,7 @@ class Agent(Follower):
     def _begin_turn(self, grant: Grant) -> None:
         self._payload = dict(grant.payload)
         self.numbers.turns += 1
+        self.numbers.reasons[grant.reason.split(",")[0]] += 1
         log.debug("ring %r: turn %d is here, from %s (%s)", self._ring, grant.turn, grant.source, grant.reason)
 
     def _have_done(self, order: Literal["restore", "free"], callback: Callable[[], None]) -> None:
@@ -237,9 +274,10 @@ class Agent(Follower):
         return {
             "ring/turns": numbers.turns,
             "ring/waited_seconds": numbers.waited,
-            "ring/held_seconds": numbers.held,
+            "ring/held_seconds": numbers.held + self._holding(),
             "ring/restoring_seconds": numbers.restoring,
             "ring/freeing_seconds": numbers.freeing,
+            **{f"ring/turns/{reason.replace(' ', '_')}": count for reason, count in dict(numbers.reasons).items()},
         }
 
     def health(self) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from meshy.colocation.books import Books
 from meshy.colocation.columns import partition_of
 from meshy.queue.client import POLL_SECONDS, AsyncQueueClient
 
+CLOSING_SECONDS = 1.0
+"""For what must not stay half done in the queue, which may be gone."""
+
 
 class Follower:
     """Fill `step` and `failed`. name: of the thread."""
@@ -19,8 +22,10 @@ class Follower:
         self._ring = ring
         self._client = client
         self._closing = False
+        self._broken: Exception | None = None
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
 
     async def step(self, books: Books) -> bool:
@@ -41,17 +46,25 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Follow the ledger no more."""
-        self._closing = True
+        """Follow the ledger no more. A request that is under way is not waited for."""
+        if not self._closing:
+            self._closing = True
+            self.post(self._stop_following)
         if self._thread.is_alive():
-            self.post(lambda: None)
             self._thread.join(10)
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
 
     def post(self, event: Callable[[], None]) -> None:
         """Have something happen on the thread, which looks again then."""
 
         def happen() -> None:
-            event()
+            try:
+                event()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it ends the thread
+                self._broken = error
             self._kick.set()
 
         with suppress(RuntimeError):  # the thread has ended, and `failed` or `close` said so
@@ -66,7 +79,11 @@ class Follower:
             self._loop.close()
 
     async def _live(self) -> None:
-        async with self._client:
+        if self._closing:
+            return
+        self._following = asyncio.current_task()
+        try:
+            await self._client.connect()
             books = Books(self._client, self._ring)
             while not self._closing:
                 bell = await self._client.watch(partition_of(self._ring))
@@ -74,11 +91,20 @@ class Follower:
                 if not await self.step(books):
                     await self._rest(bell)
                     await self.rested()
-            await self.ended()
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+        finally:
+            await self._client.close(CLOSING_SECONDS)
+        await self.ended()
 
     async def _rest(self, bell: asyncio.Event) -> None:
         """Until the ledger changes, or something is posted."""
         waits = [asyncio.ensure_future(event.wait()) for event in (bell, self._kick)]
-        _, pending = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._broken is not None:
+            raise self._broken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +29,29 @@ class History:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._turns: dict[int, tuple[Row, ...]] = {}  # not written down yet
+        self._turns: dict[int, dict[str, Row]] = {}  # not written down yet; by uid, the leader's first
 
     def see(self, ledger: Ledger) -> None:
         """Before anything of it is cleared."""
         for turn, rows in ledger.turns.items():
             if turn >= max(self._turns, default=0):
-                self._turns[turn] = rows
+                self._turns.setdefault(turn, {}).update((row.uid, row) for row in rows)
         for turn in sorted(self._turns)[:-1]:
-            self._write(self._turns.pop(turn), grant_of(self._turns[turn + 1][0]).at)
+            following = next(iter(self._turns[turn + 1].values()))
+            self._write(list(self._turns.pop(turn).values()), grant_of(following).at)
 
     def end(self) -> None:
         """The run is over: so is the present turn."""
         for rows in self._turns.values():
-            self._write(rows, time.time())
+            self._write(list(rows.values()), time.time())
         self._turns.clear()
 
-    def _write(self, rows: tuple[Row, ...], ended: float) -> None:
+    def _write(self, rows: Sequence[Row], ended: float) -> None:
         first = grant_of(rows[0])
         line = {
             "turn": first.turn,
             "holder": rows[0].group,
-            "replicas": [row.replica for row in rows],
+            "replicas": sorted({row.replica for row in rows}),
             "granted_by": first.source,
             "reason": first.reason,
             "asked": min(row.asked for row in rows),

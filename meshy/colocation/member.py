@@ -2,9 +2,9 @@
 
     out --Restore--> restoring --restored()--> in --Free--> freeing --freed()--> leaving --(Give or SayFreed)--> out
 
-ON_DEMAND replicas ask when code waits for the GPUs, and leave when it has ended. FALLBACK replicas always ask, and
-leave at the first moment at which no such code runs and another group's waits; code of their own that has waited is let
-in once before that.
+ON_DEMAND replicas ask when code waits for the GPUs, and leave when it has ended. FALLBACK replicas always ask, from
+the first such code on, which brings there what they free and restore; they leave at the first moment at which no such
+code runs and another group's waits; code of their own that has waited is let in once before that.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class Member:
         self.row = ""  # the uid of the row by which it takes part, or did last
         self.wanted = False
         self.inside = False
+        self._began = False  # code has waited once
         self._spent = False  # code that waited for this turn has ended
 
     # Events -----------------------------------------------------------------------------------------------------------
 
     def want(self) -> None:
         """Code waits for the GPUs."""
-        self.wanted = True
+        self.wanted = self._began = True
 
     def give_up(self) -> None:
         """It does not wait any more."""
@@ -89,7 +90,7 @@ class Member:
         """One request at a time."""
         asked = next((row for row in ledger.waiting if row.life == self.life), None)
         if asked is None:
-            return Ask() if self.wanted or self.fallback else None
+            return Ask() if self.wanted or (self.fallback and self._began) else None
         return Press(asked) if self.wanted and not self.rule.presses(asked) else None
 
     def _inside(self, ledger: Ledger) -> Action | None:

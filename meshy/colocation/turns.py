@@ -88,8 +88,9 @@ class Ledger:
 
     @cached_property
     def over(self) -> tuple[Row, ...]:
-        """Rows of former turns: nobody needs them."""
-        return tuple(row for row in self.rows if row.grant is not None and row.grant.turn < self.turn)
+        """Rows that nobody needs: of former turns, and of those who have left the present one to its leader."""
+        former = [row for row in self.rows if row.grant is not None and row.grant.turn < self.turn]
+        return (*former, *(row for row in self.present[1:] if row.freed))
 
     @property
     def holder(self) -> str | None:
@@ -228,4 +229,4 @@ def let_join(rule: Rule, ledger: Ledger) -> Give | None:
     joining = ledger.joining()
     if not joining or rule.wanted_by_others(ledger):
         return None
-    return Give(joining, ledger.turn, None, "joins its group's turn")
+    return Give(joining, ledger.turn, None, "joins its group")

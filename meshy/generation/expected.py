@@ -7,8 +7,10 @@ wrong = expected.compare(answer["ranks"])                                      #
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +19,9 @@ from torch import Tensor
 from meshy.generation.checksum import CpuChecksum, bytes_of
 from meshy.generation.gpu_checksum import GpuChecksum
 from meshy.generation.layout import Layout, Place, place, second_name, shard
+
+CHECKSUMS = "checksums.json"
+"""The file beside weights that says what engines should report which load them."""
 
 
 class Checksum(Protocol):
@@ -72,19 +77,41 @@ class ExpectedChecksums:
             name: whole.ranks[rank].hexdigest() for name, whole in self._tensors.items() if whole.next == whole.parts
         }
 
+    def by_rank(self) -> list[dict[str, str]]:
+        """`of_rank` for each rank of the engine."""
+        return [self.of_rank(rank) for rank in range(self._layout.tp)]
+
     def compare(self, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
         """The tensors in which an engine differs, each with what is wrong: []. ranks: as it reports them."""
-        if len(ranks) != self._layout.tp:
-            return [f"{len(ranks)} ranks answered, not {self._layout.tp}"]
-        wrong = []
-        for rank, told in enumerate(ranks):
-            expected, reported = self.of_rank(rank), told["checksums"]
-            at = f" on rank {rank}" if self._layout.tp > 1 else ""
-            for name in sorted(expected.keys() | reported.keys()):
-                if name not in reported:
-                    wrong.append(f"{name}{at} (not reported)")
-                elif name not in expected:
-                    wrong.append(f"{name}{at} (unknown to the trainer)")
-                elif expected[name] != reported[name]:
-                    wrong.append(f"{name}{at}")
-        return wrong
+        return compare(self.by_rank(), ranks)
+
+
+def compare(expected: Sequence[Mapping[str, str]], ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tensors in which an engine differs, each with what is wrong: []. expected: by rank, each tensor's checksum.
+    ranks: as the engine reports them."""
+    if len(ranks) != len(expected):
+        return [f"{len(ranks)} ranks answered, not {len(expected)}"]
+    wrong = []
+    for rank, (wanted, told) in enumerate(zip(expected, ranks, strict=True)):
+        reported = told["checksums"]
+        at = f" on rank {rank}" if len(expected) > 1 else ""
+        for name in sorted(wanted.keys() | reported.keys()):
+            if name not in reported:
+                wrong.append(f"{name}{at} (not reported)")
+            elif name not in wanted:
+                wrong.append(f"{name}{at} (unknown to the trainer)")
+            elif wanted[name] != reported[name]:
+                wrong.append(f"{name}{at}")
+    return wrong
+
+
+def write_expected(folder: Path, expected: Mapping[str, ExpectedChecksums]) -> None:
+    """Leaves, beside the weights in a folder, what each engine should report that loads them, by URL."""
+    (folder / CHECKSUMS).write_text(json.dumps({url: sums.by_rank() for url, sums in expected.items()}))
+
+
+def read_expected(folder: Path, url: str) -> list[dict[str, str]] | None:
+    """What the engine at that URL should report of these weights, by rank; None where nobody has left it."""
+    file = folder / CHECKSUMS
+    told: dict[str, list[dict[str, str]]] = json.loads(file.read_text()) if file.is_file() else {}
+    return told.get(url)

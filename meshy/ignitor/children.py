@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import psutil
 from meshy.lifetime import LIFE
 
 log = logging.getLogger(__name__)
+
+WATCHDOG_SECONDS = 60.0  # of waiting for the dead, then a line in the log says for which
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
@@ -45,6 +48,13 @@ class Child:
         if code is None:
             return "is alive"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(frozen=True)
+class Buried:
+    """Nothing is left of a child that has ended, nor of all that it had started."""
+
+    child: Child
 
 
 class Children:
@@ -80,12 +90,16 @@ class Children:
         self.exits.put(child)
 
     def bury(self, dead: Child) -> None:
-        """End what `dead` had started: it may hold ports, or a GPU's memory."""
-        _signal(dead, signal.SIGKILL, whole_session=True)
+        """End what `dead` had started, which may hold ports, or a GPU's memory, and put Buried into `exits` when the
+        last of it is gone. On a thread: a process with much memory on a GPU takes a while to go."""
+        threading.Thread(target=self._bury, args=(dead,), name=f"bury-{dead.name}", daemon=True).start()
+
+    def _bury(self, dead: Child) -> None:
+        end_session(dead)
+        self.exits.put(Buried(dead))
 
     def replace(self, dead: Child) -> Child:
-        """Start `dead` again. Nothing that it had started is left by then."""
-        self.bury(dead)
+        """Start `dead` again, which must be buried."""
         self.all.remove(dead)
         return self.spawn(dead.name, dead.command, dead.log, dead.environment)
 
@@ -118,6 +132,39 @@ def _signal(child: Child, signum: signal.Signals, whole_session: bool) -> None:
             os.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
             continue  # already gone
+
+
+def end_session(dead: Child) -> None:
+    """SIGKILL to all that `dead` had started, unless it left the session. Returns when all of it is gone."""
+    began = time.monotonic()
+    while left := [pid for pid in _session_of(dead.process.pid) if not _ends_within(0.0, pid)]:
+        _signal(dead, signal.SIGKILL, whole_session=True)
+        until = time.monotonic() + WATCHDOG_SECONDS
+        if not all(_ends_within(until - time.monotonic(), pid) for pid in left):
+            seconds = time.monotonic() - began
+            log.warning("waiting %.0f s for what %s has left behind to end: %s", seconds, dead.name, _told(left))
+
+
+def _ends_within(seconds: float, pid: int) -> bool:
+    """Zombies have ended: the kernel says so when the last thread has given back memory and devices."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], max(0.0, seconds))[0])
+    finally:
+        os.close(process)
+
+
+def _told(pids: list[int]) -> str:
+    names = []
+    for pid in pids:
+        try:
+            names.append(f"{psutil.Process(pid).name()} (pid {pid})")
+        except psutil.NoSuchProcess:
+            continue
+    return ", ".join(names) or "nothing any more"
 
 
 def _session_of(leader: int) -> list[int]:

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshy.ignitor.agreement import Run
-from meshy.ignitor.children import Child, Children
-from meshy.topology import Replica
+from meshy.ignitor.deaths import Dead, Notices
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
     from meshy.colocation.keeping import RingKeeper
 
-log = logging.getLogger(__name__)
-
 
 class Rings:
     """failed: told the name of a ring whose keeper has failed, and why."""
 
     def __init__(self, rank: int, run: Run, store: Store, failed: Callable[[str, BaseException], None]) -> None:
-        self._store = store
-        self._leaders = {replica.leader.name: replica for replica in run.topology.replicas if replica.ring is not None}
+        replicas = [replica for replica in run.topology.replicas if replica.ring is not None]
+        self._ring_of = {process.name: replica.ring for replica in replicas for process in replica.processes}
+        self._dead, self._notices = Dead(replicas), Notices(rank, store)
+        self._others: dict[str, list[int]] = {}  # by ring that is kept here: the other ignitors of its processes
         self._keepers: dict[str, RingKeeper] = {}
-        self._heard: dict[str, int] = {}
         for ring in run.topology.rings:
             if ring.keeper != rank:
                 continue
             from meshy.colocation.keeping import RingKeeper
             from meshy.colocation.turns import Rule
 
-            self._heard[ring.id] = 0
+            launchers = {p.launcher for replica in replicas if replica.ring == ring.id for p in replica.processes}
+            self._others[ring.id] = sorted(launchers - {rank})
             self._keepers[ring.id] = RingKeeper(
                 ring.id,
                 Rule(ring.members),
@@ -44,38 +41,27 @@ class Rings:
             )
             self._keepers[ring.id].start()
 
-    def ended(self, child: Child, children: Children) -> None:
-        """A child has ended: if it spoke for a replica in a ring, the keeper must know, and nothing of it may hold
-        memory on the GPUs any more."""
-        replica = self._leaders.get(child.name)
-        if replica is None:
+    def ended(self, process: str, life: str) -> None:
+        """A process has ended, nothing that it had started is left, and the run goes on without it."""
+        ring = self._ring_of.get(process)
+        if ring is None:
             return
-        children.bury(child)
-        assert replica.ring is not None
-        if replica.ring in self._keepers:
-            self._keepers[replica.ring].died(replica.name, child.life)
+        if ring in self._keepers:
+            self._tell(ring, process, life)
         else:
-            self._send(replica, child.life)
-
-    def _send(self, replica: Replica, life: str) -> None:
-        """To the keeper in another ignitor."""
-        try:
-            number = self._store.add(f"ring/{replica.ring}/deaths", 1)
-            self._store.set(f"ring/{replica.ring}/death/{number}", json.dumps([replica.name, life]))
-        except Exception as error:  # noqa: BLE001 - the run is over, and the watch loop will hear so
-            log.warning("torchrun's store is gone (%s)", error)
+            self._notices.add(ring, process, life)
+            self._notices.say()
 
     def listen(self) -> None:
-        """Hear of deaths that other ignitors have seen."""
-        for id, keeper in self._keepers.items():
-            try:
-                told = self._store.add(f"ring/{id}/deaths", 0)
-                while self._heard[id] < told:
-                    replica, life = json.loads(self._store.get(f"ring/{id}/death/{self._heard[id] + 1}"))
-                    self._heard[id] += 1
-                    keeper.died(replica, life)
-            except Exception as error:  # noqa: BLE001 - the run is over, and the watch loop will hear so
-                log.warning("torchrun's store is gone (%s)", error)
+        """Hear of deaths that other ignitors have seen, and say again what could not be said."""
+        self._notices.say()
+        for ring, others in self._others.items():
+            for process, life in self._notices.hear(ring, others):
+                self._tell(ring, process, life)
+
+    def _tell(self, ring: str, process: str, life: str) -> None:
+        if (dead := self._dead.ended(process, life)) is not None:
+            self._keepers[ring].died(*dead)
 
     def close(self) -> None:
         for keeper in self._keepers.values():

@@ -11,7 +11,7 @@ import time
 from types import FrameType
 
 from meshy.ignitor.agreement import Run
-from meshy.ignitor.children import Child, Children
+from meshy.ignitor.children import Buried, Child, Children
 from meshy.ignitor.discover import Seat
 from meshy.ignitor.ending import Ending, count_restart, hear, say
 from meshy.ignitor.restarts import Restart, Restarts
@@ -32,7 +32,7 @@ class Interrupts:
     def __init__(self, children: Children) -> None:
         self.count = 0
         self._children = children
-        self.events: queue.SimpleQueue[Child | signal.Signals | Ending] = children.exits
+        self.events: queue.SimpleQueue[Child | Buried | signal.Signals | Ending] = children.exits
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._heard)
 
@@ -50,7 +50,8 @@ class Watch:
         self._seat, self._run, self._children, self._interrupts = seat, run, children, interrupts
         self._rings = Rings(seat.rank, run, seat.store, self._ring_failed)
         self._restarts = Restarts(restart_limits(run), clock=time.monotonic)
-        self._due: list[tuple[float, Child]] = []
+        self._due: dict[str, float] = {}
+        self._restarting: list[tuple[float, Child]] = []
         self._over: dict[str, threading.Event] = {}
         for child in children.all:
             self._await_ready(child, "")
@@ -68,7 +69,7 @@ class Watch:
                 over.set()
 
     def _next(self) -> Ending | None:
-        wait = min([LISTEN_SECONDS, *(due - time.monotonic() for due, _ in self._due)])
+        wait = min([LISTEN_SECONDS, *(due - time.monotonic() for due, _ in self._restarting)])
         try:
             event = self._interrupts.events.get(timeout=max(0.0, wait))
         except queue.Empty:
@@ -78,6 +79,9 @@ class Watch:
         if isinstance(event, signal.Signals):
             ending = Ending("interrupted", "ignitor", f"{event.name} was received", self._seat.gpu.host)
             return say(self._seat.store, ending)
+        if isinstance(event, Buried):
+            self._buried(event.child)
+            return None
         died = self._ending_of(event)
         return None if died is None else say(self._seat.store, died)
 
@@ -85,7 +89,6 @@ class Watch:
         """What the exit of a child means for the run; None where it goes on."""
         if over := self._over.pop(child.name, None):
             over.set()
-        self._rings.ended(child, self._children)
         group = child.name.partition(".")[0]
         code = child.process.returncode
         failed = code != 0 or group == QUEUE
@@ -93,6 +96,7 @@ class Watch:
             return Ending("finished", child.name, "it has done its work", self._seat.gpu.host)
         if not failed:
             log.info("%s has done its work", child.name)
+            self._children.bury(child)
             return None
         heard = hear(self._seat.store)
         if heard is not None and heard.status != "failed":
@@ -103,8 +107,15 @@ class Watch:
             reason = child.how_it_ended + self._restarts.told(child.name)
             return Ending("failed", child.name, reason, self._seat.gpu.host, str(child.log))
         count_restart(self._seat.store, child.name)
-        self._due.append((time.monotonic() + restart.wait, child))
+        self._due[child.name] = time.monotonic() + restart.wait
+        self._children.bury(child)
         return None
+
+    def _buried(self, child: Child) -> None:
+        """The run goes on without a child of which nothing is left: its GPUs are free, and so are its ports."""
+        self._rings.ended(child.name, child.life)
+        if (due := self._due.pop(child.name, None)) is not None:
+            self._restarting.append((due, child))
 
     def _ring_failed(self, ring: str, error: BaseException) -> None:
         reason = f"the keeper of ring {ring!r} has failed: {error}"
@@ -121,8 +132,8 @@ class Watch:
 
     def _start_what_is_due(self) -> None:
         now = time.monotonic()
-        for entry in [entry for entry in self._due if entry[0] <= now]:
-            self._due.remove(entry)
+        for entry in [entry for entry in self._restarting if entry[0] <= now]:
+            self._restarting.remove(entry)
             self._await_ready(self._children.replace(entry[1]), "is back")
 
     def _await_ready(self, child: Child, said: str) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from meshy.generation.expected import compare, read_expected
 from meshy.inference.choice import Choice, choose
 from meshy.inference.config import InferenceConfig
 from meshy.inference.granted import GrantError, Weights, check_served, granted, there, to_load
@@ -44,6 +45,9 @@ class Replica(Protocol):
         """Take it again and go on, with the weights in that folder as that version, or as they were. Raises where they
         cannot be loaded."""
 
+    def checksums(self) -> list[dict[str, Any]]:
+        """The `ranks` of `/weights_checker`, while it is not freed."""
+
     def health(self) -> dict[str, Any]: ...
 
     def metrics(self) -> dict[str, float]: ...
@@ -75,6 +79,7 @@ class InferenceService(Service):
 
                 self.engine = EmbeddedReplica(self, folder, version)
             self.engine.start()
+            self._compare(self._source)
 
     @contextmanager
     def _weights_at_start(self) -> Iterator[tuple[Path, int]]:
@@ -110,9 +115,25 @@ class InferenceService(Service):
             self._source = load
         serves = self._served()
         check_served(grant, serves)
+        if load is not None:
+            self._compare(load)
         end = time.time()
         self.timeline.record("restore", start, end)
         self.log.info("the GPU is back, with weights v%d, in %.3f s: %s", serves, end - start, parts)
+
+    def _compare(self, loaded: Weights) -> None:
+        """With the checksums that the trainer has left beside these weights, if it has. Raises GrantError."""
+        assert self.engine is not None
+        expected = read_expected(loaded.folder, self.context.replica.url)
+        if expected is None:
+            return
+        if wrong := compare(expected, self.engine.checksums()):
+            told = ", ".join(wrong[:5]) + (" ..." if len(wrong) > 5 else "")
+            raise GrantError(
+                f"weights v{loaded.version}, as they were loaded from {loaded.folder}, are others than the trainer's, "
+                f"by checksum: {len(wrong)} tensors, {told}"
+            )
+        self.log.info("weights v%d are the trainer's, by checksum", loaded.version)
 
     def _served(self) -> int:
         assert self.engine is not None

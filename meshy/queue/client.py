@@ -52,7 +52,7 @@ class AsyncQueueClient:
         self._wire: Wire | None = None
         self._doorbell: Doorbell | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._undoing: set[asyncio.Task[Any]] = set()
+        self._unfinished: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def connect(self) -> None:
@@ -272,7 +272,10 @@ class AsyncQueueClient:
             raise Refused(
                 f"{self.caller}: only {end!r}, the end consumer of {rows.partition!r}, clears rows that it took"
             )
-        await asyncio.shield(asyncio.create_task(self._clear(await self._wired(), rows, unless)))  # all of it, or none
+        clearing = asyncio.create_task(self._clear(await self._wired(), rows, unless))  # all of it, or none
+        self._unfinished.add(clearing)
+        clearing.add_done_callback(self._unfinished.discard)
+        await asyncio.shield(clearing)
 
     @staticmethod
     async def _clear(wire: Wire, rows: Rows, unless: str | None) -> None:
@@ -301,7 +304,7 @@ class AsyncQueueClient:
 
     async def banish(self, caller: str, life: str) -> None:
         """That client's process has ended: nothing that it had sent, and is still on its way, is done any more."""
-        await (await self._wired()).controller("banish", sender=sender_of(caller, life))
+        await (await self._wired()).banish(sender_of(caller, life))
 
     async def table(self) -> dict[str, Any]:
         """JSON-able: per partition the rows alive, ready per column; per consumer: taken, ready, waiting, missing."""
@@ -313,21 +316,25 @@ class AsyncQueueClient:
         """Take something back in the background, because the call that did it has failed or was cancelled."""
 
         def done(task: asyncio.Task[Any]) -> None:
-            self._undoing.discard(task)
+            self._unfinished.discard(task)
             if not task.cancelled() and task.exception() is not None:
                 logger.warning("%s: could not take back what a failed call had done: %s", self.caller, task.exception())
 
         task = asyncio.create_task(work)
-        self._undoing.add(task)
+        self._unfinished.add(task)
         task.add_done_callback(done)
         return task
 
-    async def close(self) -> None:
-        """Finish what has to be taken back, then close every socket. Later calls raise QueueClosed."""
+    async def close(self, patience: float | None = None) -> None:
+        """Finish what must not stay half done, then close every socket. Later calls raise QueueClosed. patience:
+        seconds for that (the deadline)."""
         if self._closed:
             return
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=self._deadline)
+        if self._unfinished:
+            _, late = await asyncio.wait(self._unfinished, timeout=self._deadline if patience is None else patience)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()

@@ -16,7 +16,7 @@ import zmq
 from meshy.columns import Contract
 from meshy.queue.doorbell import topic
 from meshy.queue.endpoints import CONTROLLER, Endpoints
-from meshy.queue.errors import QueueError, Refused, UnknownName, WrongRun
+from meshy.queue.errors import QueueError, Refused, UnknownName, WrongRun, banished
 from meshy.queue.ledger import Ledger
 from meshy.queue.transferqueue import MessageType, Role, ServerInfo, create_socket, server_modules, tcp_address
 
@@ -79,7 +79,7 @@ class Controller(_controller.TransferQueueController):
             if request_msg.receiver_id != self.address:
                 raise WrongRun(f"this is {self.address!r}, but the message is for {request_msg.receiver_id!r}")
             if request_msg.sender_id in self._banished:
-                raise Refused(f"{request_msg.sender_id} was declared dead; nothing that it asks for is done any more")
+                raise banished(request_msg.sender_id)
             if operation not in OPERATIONS:
                 raise Refused(f"{request_msg.request_type} is not served; use meshy.queue.client")
             with self.lock:

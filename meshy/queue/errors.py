@@ -51,6 +51,11 @@ class Refused(QueueError):
     """A call that this caller may not make, such as a clear by somebody who is not the end consumer."""
 
 
+def banished(sender: str) -> Refused:
+    """What every process of the queue answers to a client that was banished."""
+    return Refused(f"{sender} was declared dead; nothing that it asks for is done any more")
+
+
 ERRORS: tuple[type[QueueError], ...] = (
     QueueTimeout,
     QueueUnreachable,

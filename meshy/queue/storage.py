@@ -17,7 +17,7 @@ import zmq
 
 from meshy.queue.codec import TOKENS, check_token_lengths, from_wire, join
 from meshy.queue.endpoints import Endpoints, storage_role
-from meshy.queue.errors import MissingColumn, QueueError, StaleRows, WrongRun
+from meshy.queue.errors import MissingColumn, QueueError, StaleRows, WrongRun, banished
 from meshy.queue.transferqueue import Message, MessageType, Role, ServerInfo, create_socket, server_modules, tcp_address
 
 _, _simple_storage = server_modules()
@@ -33,6 +33,7 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
         self.address = endpoints.address(storage_role(unit))
         self.held: dict[int, tuple[str, int]] = {}
         """Row index -> (uid, serial) of the rows that are here."""
+        self._banished: set[str] = set()
         super().__init__({})  # no bound of its own: the controller refuses rows beyond the partition's capacity
 
     def _init_zmq_socket(self) -> None:
@@ -75,6 +76,8 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
         try:
             if message.receiver_id != self.address:
                 raise WrongRun(f"this is {self.address!r}, but the message is for {message.receiver_id!r}")
+            if message.sender_id in self._banished:
+                raise banished(message.sender_id)
             body = handle(**message.body)
         except QueueError as error:
             body = {"error": [type(error).__name__, str(error)]}
@@ -113,7 +116,10 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
             columns[field] = join([rows[index] for index in global_indexes]).wire()
         return {"columns": columns}
 
-    def _clear(self, global_indexes: list[int], uids: list[str]) -> dict[str, Any]:
+    def _clear(self, global_indexes: list[int], uids: list[str], banish: str | None = None) -> dict[str, Any]:
+        """banish: a sender for whom nothing is done from now on, whatever of it is still on its way."""
+        if banish is not None:
+            self._banished.add(banish)
         self._fence(global_indexes, uids, "clear")
         self._drop(global_indexes)
         return {}

@@ -128,6 +128,15 @@ class Wire:
     async def clear(self, indexes: Sequence[int], uids: Sequence[str]) -> None:
         await self._scatter(MessageType.CLEAR_DATA, "clear", indexes, uids, lambda _: {})
 
+    async def banish(self, sender: str) -> None:
+        """When it returns, nothing of that sender's is done any more, by any process of the queue."""
+        body: dict[str, Any] = {"global_indexes": [], "uids": [], "banish": sender}
+        units = range(len(self.endpoints.storage))
+        await asyncio.gather(
+            self.controller("banish", sender=sender),
+            *(self._request(storage_role(u), MessageType.CLEAR_DATA, "banish", body) for u in units),
+        )
+
     async def ping_storage(self) -> None:
         """Raise unless every storage unit answers to its name."""
         body: dict[str, Any] = {"global_indexes": [], "uids": [], "fields": []}

@@ -9,8 +9,10 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from meshy.importing import load
 from meshy.lifetime import LIFE, end_session_with_parent
@@ -68,7 +70,16 @@ def join_ring(service: Service) -> None:
             signal.pthread_kill(main, signal.SIGUSR2)
 
     signal.signal(signal.SIGUSR2, fail)
-    hooks = Hooks(free=service.free_gpu, restore=service.restore_gpu, payload=service.gpu_payload, failed=failed)
+
+    def free() -> None:
+        with service.timeline.span("free"):
+            service.free_gpu()
+
+    def restore(payload: Mapping[str, Any]) -> None:
+        with service.timeline.span("restore"):
+            service.restore_gpu(payload)
+
+    hooks = Hooks(free=free, restore=restore, payload=service.gpu_payload, failed=failed)
     service.ring = Agent(
         ring.id,
         Rule(ring.members),

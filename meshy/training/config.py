@@ -11,7 +11,7 @@ from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
-from meshy.training.weights.choice import hindrance
+from meshy.training.weights.choice import InFlight, hindrance
 
 LIVE_GATES = 16
 """Gates that may wait for their readers at once."""
@@ -43,12 +43,13 @@ class TrainerConfig(ServiceConfig):
         publish_to: groups that serve the policy. publish: how weights travel: "disk", a folder that replicas load;
         "shm", shared memory of one host; "collective", a broadcast; "auto" takes shm where every replica is on the
         trainer's host, disk where one has dp > 1 or quantised weights, else collective. publish_in_flight: requests in
-        flight are interrupted and go on with the new weights ("retract"), or end first ("drain"). publish_dtype: of the
+        flight are interrupted and go on with the new weights ("retract"), end first ("drain"), or are given back
+        unfinished ("abort"), to go on or to begin anew as `interrupted` of rollout says. publish_dtype: of the
         weights that leave the trainer; "auto" keeps on disk what the initial model's config.json says, and streams what
         `publish_to` is told to compute in. bucket_mb: MiB of memory through which weights stream (shm, collective), at
         least the largest tensor. weights_deadline: seconds for a publish, until one replica serves the version; one
         that hangs may use up half of what is left, then the others go on without it, and it is brought up to date when
-        it can be.
+        it can be. Replicas of the trainer's own ring load it in their turn and are waited for without a deadline.
         write_every: versions between two that are put on disk, whatever way weights travel, for replicas that restart;
         the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
         replica's checksums are compared with the trainer's; 0: never.
@@ -96,7 +97,7 @@ class TrainerConfig(ServiceConfig):
 
     publish_to: tuple[str, ...] = ("inference",)
     publish: Literal["auto", "disk", "shm", "collective"] = "auto"
-    publish_in_flight: Literal["retract", "drain"] = "retract"
+    publish_in_flight: InFlight = "retract"
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     bucket_mb: int = 64
     weights_deadline: float = 300.0
@@ -161,7 +162,8 @@ class TrainerConfig(ServiceConfig):
             (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
             (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
             (
-                self.weights_deadline < self.collective_timeout or self.collective_timeout <= 0,
+                self._in_ring(recipe)
+                or self.weights_deadline < self.collective_timeout or self.collective_timeout <= 0,
                 "weights_deadline", self.weights_deadline,
                 f"less than collective_timeout ({self.collective_timeout}), for meanwhile the other ranks wait",
             ),
@@ -192,6 +194,11 @@ class TrainerConfig(ServiceConfig):
             )
         return faults + self._sampling_faults(recipe) + self._publish_faults(recipe)
 
+    def _in_ring(self, recipe: Recipe) -> bool:
+        """Then no rank waits in a collective while weights are published: those go by a folder."""
+        own = {group.id for group in recipe.groups if group.config is self}
+        return any(id in own for ring in recipe.rings for id, _ in ring.members)
+
     def _sampling_faults(self, recipe: Recipe) -> list[str]:
         sampling = recipe.sampling
         if sampling.temperature <= 0:
@@ -211,12 +218,23 @@ class TrainerConfig(ServiceConfig):
             for id in self.publish_to
             if id not in serving
         ]
-        ringed = {id for ring in recipe.rings for id, _ in ring.members}
+        ring_of = {id: ring.id for ring in recipe.rings for id, _ in ring.members}
+        mine = next((ring_of.get(group.id) for group in recipe.groups if group.config is self), None)
         for id in self.publish_to:
+            if ring_of.get(id) != mine:
+                faults.append(
+                    f"publish_to: {id!r} is in ring {ring_of.get(id, 'none')!r}, this trainer in {mine or 'none'!r}; "
+                    "weights would go while one of them does not have its GPUs: put both into one ring, or neither"
+                )
             target = serving[id].config if id in serving else None
             dp, quantization = getattr(target, "dp", 1), getattr(target, "quantization", None)
-            if why := hindrance(self.publish, dp=dp, quantization=quantization, in_ring=id in ringed):
+            if why := hindrance(self.publish, dp=dp, quantization=quantization, in_ring=id in ring_of):
                 faults.append(f"publish: {self.publish!r} cannot be gone: {id!r} {why}")
+        if mine is not None and self.publish_in_flight != "retract":
+            faults.append(
+                f"publish_in_flight: in a ring, what is in flight always waits and goes on; {self.publish_in_flight!r} "
+                "is for inference on GPUs of its own: set it to 'retract'"
+            )
         return faults
 
     def dtype_served(self, recipe: Recipe) -> str:

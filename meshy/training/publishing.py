@@ -77,9 +77,9 @@ class Publishing:
         if not self._urls:
             return
         config = self.config
-        drain = config.publish_in_flight == "drain"
-        self._publisher = Publisher(self._urls, drain=drain, deadline=config.weights_deadline)
-        told = self._publisher.start(config.weights_deadline)
+        self._publisher = Publisher(self._urls, in_flight=config.publish_in_flight, deadline=config.weights_deadline)
+        in_turn = [replica.url for replica in self._replicas if replica.ring is not None]
+        told = self._publisher.start(config.weights_deadline, in_turn)
         targets = [
             Target(
                 name=replica.name,
@@ -217,11 +217,15 @@ class Publishing:
 
     def _compare(self, version: int, expected: dict[str, ExpectedChecksums]) -> None:
         assert self._publisher is not None
-        wrong = differences(expected, self._publisher.checksums(tuple(expected)))
+        if not expected:
+            return
+        reported = self._publisher.checksums(tuple(expected))
+        wrong = differences(expected, reported)
         if wrong:  # one that was started again meanwhile serves another version, and will be brought up to date
             self._publisher.look(tuple(wrong))
             refuse({url: names for url, names in wrong.items() if url not in self.behind}, version)
-        log.info("weights v%d: %d replicas hold the trainer's, by checksum", version, len(expected) - len(wrong))
+        held = len(reported) - len(wrong)
+        log.info("weights v%d: %d of %d replicas hold the trainer's, by checksum", version, held, len(expected))
 
     def close(self) -> None:
         if self._publisher is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from meshy.generation.expected import ExpectedChecksums
+from meshy.generation.expected import ExpectedChecksums, write_expected
 from meshy.training.commands import ExpectWeights, GiveWeights, ShelveWeights
 from meshy.training.publishing import Publishing
 from meshy.training.weights.choice import Target
@@ -18,7 +18,11 @@ from meshy.training.weights.shelf import Shelf
 class RingPublishing(Publishing):
     """A version is written to a shelf, in shared memory or on disk, while the trainer has the GPUs. `payload` travels
     with the token and names the folder; a replica of the ring loads it when it has the GPUs again, or has been started
-    again, and is only waited for. Replicas outside the ring are told to load it."""
+    again, and is only waited for. Replicas outside the ring are told to load it.
+
+    In a ring of two, replicas have the GPUs from the gate on until the trainer asks for them, and report checksums like
+    any others. In a larger one the next member may have them already, so the trainer leaves its checksums beside the
+    weights, and replicas compare when they have loaded those."""
 
     _shelf: Shelf | None = None
     _sums: Mapping[str, ExpectedChecksums] | None = None
@@ -28,6 +32,12 @@ class RingPublishing(Publishing):
     def _inside(self) -> frozenset[str]:
         """The replicas of the trainer's own ring."""
         return frozenset(r.url for r in self._replicas if r.ring == self.context.replica.ring)
+
+    @property
+    def _compare_themselves(self) -> bool:
+        """Whether the replicas of the ring compare checksums, not the trainer."""
+        ring = next(ring for ring in self.context.topology.rings if ring.id == self.context.replica.ring)
+        return len(ring.members) > 2
 
     def _carrier(self, mode: str, targets: list[Target]) -> Carrier | None:
         if self.config.publish == "collective":
@@ -47,6 +57,8 @@ class RingPublishing(Publishing):
         shelved = self._shelf.put(self._command(ShelveWeights(version)))
         if self._verifies(version, last):
             self._sums = self._command(ExpectWeights(self._urls))
+            if self._compare_themselves:
+                write_expected(shelved, {url: sums for url, sums in self._sums.items() if url in self._inside})
         if self._writes(version, last) and self._sent != self.stored:
             self._staged = super()._write(version)
         self.payload = {"weights": {"version": version, "folder": str(shelved)}}
@@ -62,7 +74,6 @@ class RingPublishing(Publishing):
         outside = tuple(url for url in urls if url not in self._inside)
         published = super()._give(outside, seconds) if outside else Published(self.mode)
         published.mode, published.bytes = self.mode, weight_bytes(self._folder())
-        self._publisher.deadline = seconds
         self._publisher.await_served(self._version, [url for url in urls if url in self._inside], published)
         return published
 
@@ -82,6 +93,8 @@ class RingPublishing(Publishing):
 
     def _expected(self, urls: tuple[str, ...]) -> dict[str, ExpectedChecksums]:
         assert self._sums is not None
+        if self._compare_themselves:
+            urls = tuple(url for url in urls if url not in self._inside)
         return {url: sums for url, sums in self._sums.items() if url in urls}
 
     def close(self) -> None:

@@ -26,7 +26,8 @@ DONE = "done"
 @dataclass(frozen=True, kw_only=True)
 class TurnsConfig(ServiceConfig):
     """turns: how often it uses the GPUs. hold: seconds each time. restoring: seconds that a restore takes. crash: where
-    it kills itself, once: "<before freeing | after freeing | after granting | in restore>"; at: in which turn."""
+    it kills itself, once: "<before freeing | after freeing | after granting | in restore>"; at: in which turn. leaves:
+    it ends when it has had its turns, and the others go on."""
 
     service: ClassVar[str] = "tests.colocation.roles:Turns"
 
@@ -36,6 +37,7 @@ class TurnsConfig(ServiceConfig):
     restoring: float = 0.0
     crash: str = ""
     at: int = 3
+    leaves: bool = False
 
     def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
         first = next(g for g in recipe.groups if isinstance(g.config, TurnsConfig))
@@ -129,7 +131,8 @@ class Turns(Service):
             threading.Event().wait(self.config.pause)
         with (self.context.folder.path / f"done-{self.context.name}").open("w") as out:
             out.write(str(self.count))
-        self.stopping.wait()
+        if not self.config.leaves:
+            self.stopping.wait()
 
     def crash_after_granting(self) -> None:
         if self.config.crash == "after granting" and self.count == self.config.at and not self.marker.exists():
@@ -170,11 +173,14 @@ class Judge(Service):
 def recipe(
     workers: int = 2, turns: int = 10, hold: float = 0.0, pause: float = 0.0, restoring: float = 0.0,
     crash: str = "", victim: str = "", at: int = 3, restarts: int = 5, replicas: int = 1,
+    leaver: str = "",
 ) -> Recipe:  # fmt: skip
-    """`idle` and so many workers on the same GPUs. victim: the group that crashes."""
+    """`idle` and so many workers on the same GPUs. victim: the group that crashes. leaver: the one that ends early."""
 
     def options(group: str) -> dict[str, Any]:
         told = {"turns": turns, "hold": hold, "pause": pause, "restoring": restoring, "max_restarts": restarts}
+        if group == leaver:
+            told |= {"leaves": True, "turns": 2}
         return told | ({"crash": crash, "at": at} if group == victim else {})
 
     names = [f"worker{i}" for i in range(workers)]

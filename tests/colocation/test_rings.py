@@ -54,6 +54,14 @@ def test_several_replicas_hold_together(tmp_path: Path) -> None:
         assert {("worker0.0",), ("idle.0", "idle.1")} <= held
 
 
+def test_who_has_done_its_work_leaves_the_ring_to_the_others(tmp_path: Path) -> None:
+    with launched(tmp_path / "run", "turns=8", "leaver=worker0", recipe=ROLES) as run:
+        assert run.wait() == 0
+        assert (run.run_dir / "done-worker0.0").read_text() == "2"
+        assert (run.run_dir / "done-worker1.0").read_text() == "8"
+        assert not (run.run_dir / "two-holders").exists()
+
+
 def crashes(tmp_path: Path, victim: str, where: str, *options: str, slots: int = 1) -> None:
     arguments = ("turns=8", "hold=0.01", "pause=0.05", f"victim={victim}", f"crash={where}", *options)
     with launched(tmp_path / "run", *arguments, recipe=ROLES, slots=slots) as run:
@@ -120,4 +128,5 @@ def test_a_role_without_a_policy_ends_the_run_by_name(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "restarts=0", "victim=worker1", "crash=before freeing", recipe=ROLES) as run:
         assert run.wait() != 0
         assert "worker1.0" in run.output and not (run.run_dir / "two-holders").exists()
+        assert not any("in place of" in line["reason"] for line in history(run.run_dir))
         assert not run.left_after(10)

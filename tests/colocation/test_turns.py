@@ -27,9 +27,11 @@ from meshy.recipe import FALLBACK, ON_DEMAND
 RULE = Rule((("inference", FALLBACK), ("teacher", ON_DEMAND), ("critic", ON_DEMAND), ("trainer", ON_DEMAND)))
 
 
-def row(replica: str, asked: float = 0, turn: int = 0, leads: bool = True, life: str = "", presses=False) -> Row:
+def row(
+    replica: str, asked: float = 0, turn: int = 0, leads: bool = True, life: str = "", presses=False, freed=False
+) -> Row:
     grant = Grant(turn, leads) if turn else None
-    return Row(f"{replica}@{asked}", replica, life or f"{replica}/0", asked, grant, presses)
+    return Row(f"{replica}@{asked}", replica, life or f"{replica}/0", asked, grant, presses, freed)
 
 
 def chosen(*rows: Row) -> list[str]:
@@ -125,6 +127,10 @@ def test_one_that_holds_and_wants_again_lets_the_others_go_first() -> None:
 
 def test_fallback_always_asks_and_holds_until_on_demand_asks() -> None:
     inference, mine = Member(RULE, "inference.0", "i"), row("inference.0", 1, turn=3, life="i")
+    assert inference.decide(Ledger()) is None, "it has nothing yet that it could free"
+    inference.want()
+    assert inference.decide(Ledger()) == Ask()
+    inference.give_up()
     assert inference.decide(Ledger()) == Ask()
     assert inference.decide(Ledger([mine])) == Restore(mine)
     inference.restored()
@@ -158,11 +164,13 @@ def test_fallback_that_has_waited_is_let_in_once_before_it_yields() -> None:
 
 def test_the_leader_waits_for_the_others_of_its_turn_and_lets_later_ones_join() -> None:
     leader = Member(RULE, "inference.0", "i0")
+    leader.want()
+    leader.give_up()
     first, second = row("inference.0", 1, turn=3, life="i0"), row("inference.1", 2, 3, leads=False, life="i1")
     leader.decide(Ledger([first, second]))
     leader.restored()
     third = row("inference.2", 3, life="i2")
-    assert leader.decide(Ledger([first, second, third])) == Give((third,), 3, None, "joins its group's turn")
+    assert leader.decide(Ledger([first, second, third])) == Give((third,), 3, None, "joins its group")
     wanted = row("trainer.0", 4)
     assert leader.decide(Ledger([first, second, third, wanted])) == Free()
     leader.freed()
@@ -185,5 +193,7 @@ def test_the_keeper_begins_clears_and_stands_in_for_the_dead() -> None:
     keeper.died("i")
     given = keeper.decide(Ledger([present, waiting]))
     assert given == Give((waiting,), 3, waiting, "in place of inference.0, which died")
+    left = row("inference.1", 1, turn=2, leads=False, freed=True)
+    assert keeper.decide(Ledger([present, left])) == Clear((left,), unless_granted=False)
     vain = row("inference.0", 5, life="i")
     assert keeper.decide(Ledger([present, vain, waiting])) == Clear((vain,), unless_granted=True)

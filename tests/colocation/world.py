@@ -134,6 +134,8 @@ class World:
                 self.count += 1
                 self.members[name] = Member(self.rule, name, f"{name}/{self.count}")
                 self.looks[name] = None
+                if self.members[name].fallback:
+                    self.wants[name] = max(1, self.wants[name])  # it loads what it will free
         self.check()
 
     def _act(self, name: str) -> None:

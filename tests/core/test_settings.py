@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshy.recipe import Recipe, RecipeError, Sampling, to_json
+from meshy.recipe import ColocationRing, Recipe, RecipeError, Sampling, to_json
 from meshy.refusals import type_faults
 from meshy.settings import apply_settings, load_recipe, parse_settings, parse_text, resolve
 from meshy.topology import gpu_list
@@ -87,6 +87,23 @@ def test_all_faulty_settings_are_named_at_once() -> None:
 )
 def test_a_wrong_type_in_the_recipe_itself_is_refused_with_its_path(change: dict, said: str) -> None:
     assert type_faults(recipe_of(learner=dataclasses.replace(Learner(), **change))) == [said]
+
+
+@pytest.mark.parametrize(
+    ("rings", "said"),
+    [
+        (ColocationRing(id="r", members=()), "rings: expected a tuple of ColocationRing, got ColocationRing"),
+        (("r",), "rings[0]: expected ColocationRing, got 'r'"),
+        ((ColocationRing(id=3, members=()),), "rings[0].id: expected str, got int 3"),  # type: ignore[arg-type]
+        ((ColocationRing(id="r", members=(("trainer", "sometimes"),)),), "rings[0].members: expected tuple"),
+        ((ColocationRing(id="r", members=(["trainer", "fallback"],)),), "rings[0].members: expected tuple"),
+        ((ColocationRing(id="r", members=("trainer",)),), "rings[0].members: expected tuple"),
+        ((ColocationRing(id="r", members=(("trainer",),)),), "rings[0].members: expected tuple"),
+    ],
+)
+def test_rings_are_checked_too(rings, said: str) -> None:
+    (fault,) = type_faults(recipe_of(rings=rings))
+    assert fault.startswith(said)
 
 
 def test_run_wide_fields_are_checked_too() -> None:

@@ -211,6 +211,7 @@ def ring(*members: tuple[str, str], id: str = "r") -> ColocationRing:
         ((ring(("inference", ON_DEMAND), ("trainer", ON_DEMAND)),), "ring 'r' has no FALLBACK member"),
         ((ring(("inference", FALLBACK), ("trainer", FALLBACK)),), "ring 'r' has several FALLBACK members"),
         ((ring(("inference", FALLBACK), ("trainer", ON_DEMAND), id="a/b"),), "ring id 'a/b': use letters, digits"),
+        ((ring(("inference", ON_DEMAND), ("trainer", FALLBACK)),), "'inference' answers requests at any time"),
         ((ring(("inference", FALLBACK)),), "ring 'r' has 1 member"),
         ((ring(("inference", FALLBACK), ("inference", ON_DEMAND)),), "ring 'r' names group 'inference' twice"),
         ((ring(("inference", FALLBACK), ("teacher", ON_DEMAND)),), "names group 'teacher', which is not in the recipe"),
@@ -236,6 +237,25 @@ def test_the_fallback_member_does_not_wait_for_its_ring() -> None:
     waiting = dataclasses.replace(recipe.group("inference"), wait_for=("trainer",))
     faults = faults_of(dataclasses.replace(recipe, groups=(waiting, *recipe.groups[1:])), gpu_list(1, 4))
     assert any("'inference', which holds the GPUs while nobody asks, waits for 'trainer'" in fault for fault in faults)
+
+
+def test_nor_by_way_of_others() -> None:
+    recipe = colocated()
+    inference, trainer, rollout = recipe.groups
+    groups = (
+        dataclasses.replace(inference, wait_for=("rollout",)),
+        trainer,
+        dataclasses.replace(rollout, wait_for=("trainer",)),
+    )
+    faults = faults_of(dataclasses.replace(recipe, groups=groups), gpu_list(1, 4))
+    assert any("waits for 'trainer' of the same ring, itself or by others" in fault for fault in faults), faults
+
+
+def test_a_replica_over_several_hosts_is_refused_in_a_ring() -> None:
+    recipe = colocated()
+    wide = dataclasses.replace(recipe.groups[0], replicas=1, gpus_per_replica=4)
+    faults = faults_of(dataclasses.replace(recipe, groups=(wide, *recipe.groups[1:])), gpu_list(2, 2))
+    assert any("a replica of 'inference' spans several hosts" in fault for fault in faults), faults
 
 
 def test_ring_members_must_share_exactly_their_gpus() -> None:

@@ -77,3 +77,22 @@ def test_nothing_is_done_for_one_that_is_banished(queue, contract, writer, parti
     writer.put(partition, make_rows(["d"]))
     seen = run(lambda client: client.look(partition), queue, contract, "trainer.0")
     assert [tuple(rows) for rows, _ in seen] == [("a",), ("c",), ("d",)]
+
+
+def test_no_storage_unit_does_what_a_dead_client_had_sent(queue, contract, clients):
+    """Not even a write that comes late: its sender died before it was recorded, and somebody has stood in since."""
+    rows = clients["gatekeeper.0"].put("gate", {"uid": ["x", "y"], "step": [1, 1]})
+
+    async def talk():
+        client = AsyncQueueClient(queue.endpoints, contract, "gatekeeper.0", life="first life")
+        async with client, AsyncQueueClient(queue.endpoints, contract, "trainer.0") as keeper:
+            wire = await client._wired()
+            await keeper.banish("gatekeeper.0", "first life")
+            for i in range(2):
+                with pytest.raises(Refused, match="first life was declared dead"):
+                    await wire.put(rows.indexes[i : i + 1], rows.uids[i : i + 1], client._pack("gate", {"step": [2]}))
+
+    asyncio.run(talk())
+    assert clients["gatekeeper.0"].read(rows, ["step"])["step"].tolist() == [1, 1]
+    acknowledge(queue, contract)
+    clients["gatekeeper.0"].clear(clients["gatekeeper.0"].take("gate", at_least=2))

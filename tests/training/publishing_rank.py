@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from meshy.inference.config import InferenceConfig
 from meshy.observe.runfolder import RunFolder
-from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceGroup
+from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceConfig, ServiceGroup
 from meshy.rollout.config import RolloutConfig
 from meshy.service.context import Context
 from meshy.topology import Gpu, Topology, derive_topology
@@ -42,7 +42,17 @@ class Change:
     version: int
 
 
-def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any], ring: bool = False) -> Recipe:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OtherConfig(ServiceConfig):
+    """Of one more member of a ring."""
+
+    service: ClassVar[str] = "tests.training.publishing_rank:Other"
+
+
+def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any], ring: int = 0) -> Recipe:
+    """ring: how many groups take turns on the same GPUs; none, two or three."""
+    others = [f"other{i}" for i in range(ring - 2)]
+    members = (("inference", FALLBACK), *((id, ON_DEMAND) for id in ("trainer", *others)))
     return Recipe(
         name="publishing",
         model=model,
@@ -58,8 +68,12 @@ def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any], ri
                 colocate_with="inference" if ring else None,
             ),
             ServiceGroup(id="rollout", config=RolloutConfig(group_size=4)),
+            *(
+                ServiceGroup(id=id, config=OtherConfig(), gpus_per_replica=replicas, colocate_with="inference")
+                for id in others
+            ),
         ),
-        rings=(ColocationRing(id="ring", members=(("inference", FALLBACK), ("trainer", ON_DEMAND))),) if ring else (),
+        rings=(ColocationRing(id="ring", members=members),) if ring else (),
     )
 
 

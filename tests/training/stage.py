@@ -213,10 +213,10 @@ class Stage:
 
 @contextmanager
 def stage(
-    folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] = (), ring: bool = False, **options: Any
+    folder: Path, model: Path, *, ranks: int = 2, models: Sequence[Path] = (), ring: int = 0, **options: Any
 ) -> Iterator[Stage]:
     """Servers of version 0 (of `models`, or two of `model`) and a trainer that has met them. options: of its config.
-    ring: the trainer is in one with them; the servers know nothing of it."""
+    ring: the trainer is in one of so many groups with them; the servers know nothing of it."""
     models = models or (model, model)
     replicas = len(models)
     recipe = recipe_of(str(model), replicas, ranks, options, ring)

@@ -6,7 +6,7 @@ import pytest
 from meshy.algorithms.correction import Correction
 from meshy.columns import derive_contract
 from meshy.inference.config import InferenceConfig
-from meshy.recipe import Recipe, Sampling, ServiceGroup
+from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceGroup
 from meshy.refusals import type_faults
 from meshy.rollout.config import RolloutConfig
 from meshy.settings import apply_settings
@@ -91,6 +91,12 @@ def test_a_correction_is_set_by_dotted_paths():
     assert "importance" in fault
 
 
+def test_in_a_ring_no_rank_waits_for_a_publish():
+    plain = recipe(weights_deadline=600.0)
+    members = (("inference", FALLBACK), ("trainer", ON_DEMAND))
+    assert faults(dataclasses.replace(plain, rings=(ColocationRing(id="ring", members=members),))) == []
+
+
 def test_filtered_sampling_may_be_meant():
     assert faults(recipe(sampling=Sampling(top_k=5), allow_filtered_sampling=True)) == []
 
@@ -112,6 +118,13 @@ def test_a_way_that_weights_cannot_go_is_refused_before_the_run(publish, options
     wanted = dataclasses.replace(wanted, groups=(serving, *wanted.groups[1:]))
     found = [fault for fault in faults(wanted) if fault.startswith("publish:")]
     assert len(found) == (publish in ("shm", "collective"))
+
+
+@pytest.mark.parametrize("member", ["inference", "trainer"])
+def test_weights_do_not_go_into_a_ring_or_out_of_it(member):
+    ring = ColocationRing(id="r", members=((member, FALLBACK), ("teacher", ON_DEMAND)))
+    (found,) = faults(dataclasses.replace(recipe(publish="disk"), rings=(ring,)))
+    assert "publish_to: 'inference' is in ring" in found and "put both into one ring, or neither" in found
 
 
 @pytest.mark.parametrize(

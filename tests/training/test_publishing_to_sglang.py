@@ -42,7 +42,7 @@ def url(model: Path) -> Iterator[str]:
 def test_versions_travel_under_load(mode: str, drain: bool, model: Path, url: str, tmp_path: Path) -> None:
     assert call(url, "/update_weight_version", {"new_version": "0"})[0] == 200
     weights = load_file(model / "model.safetensors")
-    publisher = Publisher([url], drain=drain, deadline=60)
+    publisher = Publisher([url], in_flight="drain" if drain else "retract", deadline=60)
     load: Load | None = None
     try:
         told = publisher.start(60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from meshy.generation.expected import CHECKSUMS, compare, read_expected
 from meshy.observe.runfolder import versions_in
 from meshy.training.weights.shelf import MEMORY
 from tests.inference.models import build, call
@@ -43,7 +46,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_versions_go_by_a_folder_that_the_token_names(model: Path, tmp_path: Path) -> None:
     weights = tmp_path / "run" / "weights"
-    with stage(tmp_path, model, ring=True, verify_every=1, write_every=2, keep_weights=9) as on:
+    with stage(tmp_path, model, ring=2, verify_every=1, write_every=2, keep_weights=9) as on:
         for publish, stored in (("auto", "float32"), ("auto", "bfloat16"), ("disk", "float32")):
             for url in on.urls:
                 assert call(url, "/update_weight_version", {"new_version": "0"})[0] == 200
@@ -83,16 +86,29 @@ def make_three(on: Stage, publish: str, stored: str) -> Path:
     return shelf
 
 
-@pytest.mark.prove
-def test_whoever_does_not_come_to_serve_a_version_is_named(model: Path, tmp_path: Path) -> None:
-    with stage(tmp_path, model, ring=True, verify_every=0, weights_deadline=8.0) as on:
+def test_in_a_larger_ring_replicas_compare_and_nobody_asks_them(model: Path, tmp_path: Path) -> None:
+    """And no deadline is shorter than another member's work."""
+    with stage(tmp_path, model, ring=3, publish="disk", verify_every=2, weights_deadline=0.2) as on:
         one, other = on.urls
-        load(one, begin(on, 1)["folder"], 1)
-        said = on.trainer.answer()
-        assert said["served"] == [one] and said["behind"] == {other: f"{other} serves v0"}
-        assert on.trainer.order("after_gate", version=1) == {"behind": [other]}
-        begin(on, 2)
-        assert all(process.wait(40) != 0 for process in on.trainer.processes)
-        told = on.trainer.log.read_text()
-    assert "no inference replica serves weights v2" in told
-    assert f"  {one} serves v1\n  {other} serves v0" in told
+        on.servers[0].end()
+        on.trainer.tell("use")
+        with pytest.raises(queue.Empty):
+            on.trainer.answer(1.5)
+        on.servers[0].start(model, 0)
+        assert on.trainer.answer() == {"behind": []}
+        assert CHECKSUMS not in os.listdir(begin(on, 1)["folder"])
+        with pytest.raises(queue.Empty):
+            on.trainer.answer(1.5)
+        for url in on.urls:
+            load(url, str(tmp_path / "run" / "weights" / "meshy-weights-shelf" / "v1"), 1)
+        assert sorted(on.trainer.answer()["served"]) == sorted(on.urls)
+        assert on.trainer.order("after_gate", version=1) == {"behind": []}
+        folder = begin(on, 2)["folder"]
+        load(one, folder, 2)
+        load(other, str(Path(folder).parent / "v1"), 2)
+        assert sorted(on.trainer.answer()["served"]) == sorted(on.urls)
+        for url, wrong in ((one, False), (other, True)):
+            reported = call(url, "/weights_checker", {"action": "checksum"})[2]["ranks"]
+            assert bool(compare(read_expected(Path(folder), url) or [], reported)) is wrong
+        assert on.trainer.order("after_gate", version=2) == {"behind": []}
+        assert CHECKSUMS not in os.listdir(tmp_path / "run" / "weights" / "v2")

@@ -52,6 +52,10 @@ class EmbeddedReplica:
     def restore(self, folder: Path | None, version: int | None) -> Parts:
         return self._server.restore(folder, version)
 
+    def checksums(self) -> list[dict[str, Any]]:
+        engine = self._server.engine
+        return [{"checksums": engine.call(engine.runner.checksums).result()}]
+
     def health(self) -> dict[str, Any]:
         engine = self._server.engine
         return {

@@ -88,6 +88,10 @@ class SglangReplica:
         self._freed = False
         return parts
 
+    def checksums(self) -> list[dict[str, Any]]:
+        ranks: list[dict[str, Any]] = self._tell(commands.CHECKSUM)["ranks"]
+        return ranks
+
     def _refuse_other_model(self, folder: Path) -> None:
         """SGLang itself loads what fits, passes over the rest, and calls it a success."""
         other = tensor_sizes(folder)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from meshy.generation import commands
 from meshy.generation.commands import Command
@@ -74,9 +74,9 @@ class Bracket:
         for url, failure in outcome.failures.items():
             self.drop(url, failure)
 
-    async def pause(self) -> None:
-        """Nothing is generated any more; what is being written goes on after `close`."""
-        await self.all(commands.pause("retract"))
+    async def pause(self, mode: Literal["retract", "abort"] = "retract") -> None:
+        """Nothing is generated any more; what is being written goes on after `close`, or ends now."""
+        await self.all(commands.pause(mode))
 
     async def begin(self) -> None:
         """Opens the update: at once when paused, else when the requests in flight have ended. One that was left open by

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+InFlight = Literal["retract", "drain", "abort"]
+"""What becomes of requests in flight when new weights come."""
 
 
 @dataclass(frozen=True)

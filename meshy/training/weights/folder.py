@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from meshy.generation.expected import CHECKSUMS
 from meshy.models import read_config
 from meshy.observe.runfolder import versions_in
 from meshy.training.weights.shards import write_shards
@@ -99,7 +100,8 @@ def stage_copy(folder: Path, source: Path) -> Path:
     """What `stage_weights` does, of weights that lie in another folder, whose files are not copied where both are on
     one file system. Neither's may be written to afterwards."""
     part = _part_of(folder)
-    shutil.copytree(source, part, copy_function=_link if _on_one_system(source, part.parent) else shutil.copyfile)
+    copy = _link if _on_one_system(source, part.parent) else shutil.copyfile
+    shutil.copytree(source, part, copy_function=copy, ignore=shutil.ignore_patterns(CHECKSUMS))
     return part
 
 

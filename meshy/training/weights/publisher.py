@@ -18,6 +18,7 @@ from meshy.training.weights import disk
 from meshy.training.weights.background import Background
 from meshy.training.weights.bracket import Bracket
 from meshy.training.weights.buckets import Bucket, Halves, Unpacked, fill
+from meshy.training.weights.choice import InFlight
 from meshy.training.weights.folder import weight_bytes
 from meshy.training.weights.watch import Watch
 
@@ -65,25 +66,29 @@ class Published:
 
 
 class Publisher:
-    """drain: requests in flight end before a publish, instead of going on with the new weights. deadline: seconds for
+    """in_flight: requests go on with the new weights ("retract"), end before a publish ("drain"), or are sent back with
+    what they have ("abort"). deadline: seconds for
     the next publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are
     streamed."""
 
-    def __init__(self, urls: Sequence[str], *, drain: bool = False, deadline: float = 300.0) -> None:
+    def __init__(self, urls: Sequence[str], *, in_flight: InFlight = "retract", deadline: float = 300.0) -> None:
         self.carrier: Carrier | None = None
         self.deadline = deadline
-        self._drain = drain
+        self._in_flight = in_flight
         self._background = Background("publisher")
         self._transport = Transport()
         self._control = Control(urls, self._transport, deadline)
         self.watch = Watch(self._control)
         self._watching: concurrent.futures.Future[None] | None = None
 
-    def start(self, seconds: float) -> dict[str, dict[str, Any]]:
+    def start(self, seconds: float, in_turn: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
         """Waits until every replica answers and returns what each says of itself (`/server_info`). ReplicaError after
-        so many seconds, WrongVersion where one does not serve version 0."""
-        self._background.run(self._control.wait_ready(seconds))
-        self._background.run(self.watch.look(self._control.urls))
+        so many seconds, WrongVersion where one does not serve version 0. in_turn: those that are in a ring. They are
+        waited for however long it takes, and not asked for `/health`, which needs the GPU."""
+        others = [url for url in self._control.urls if url not in in_turn]
+        self._background.run(Control(others, self._transport, self.deadline).wait_ready(seconds))
+        self._background.run(self.watch.until(in_turn, lambda served: served is not None, "answer"))
+        self._background.run(self.watch.look(others))
         if behind := self.watch.behind(0):
             told = ", ".join(f"{url} serves {self.watch.served[url]}" for url in behind)
             raise WrongVersion(f"every inference replica should serve weight version 0, but {told}")
@@ -121,28 +126,27 @@ class Publisher:
         report = Published("disk", bytes=weight_bytes(folder))
         began = time.monotonic()
         self._background.run(self._find(bracket))
-        report.pause = self._background.run(disk.load(bracket, folder, version, drain=self._drain))
+        report.pause = self._background.run(disk.load(bracket, folder, version, self._in_flight))
         report.transfer = time.monotonic() - began - report.pause
         return self._close(bracket, version, report, began)
 
     def await_served(self, version: int, urls: Sequence[str], report: Published) -> None:
-        """Waits until these replicas serve what they load by themselves, or the deadline has passed; adds to report."""
+        """Waits until these replicas serve what they load by themselves, however long it takes; adds to report. Whether
+        they are alive is their ignitor's business."""
         began = time.monotonic()
-        self._background.run(self.watch.until_served(version, urls, self.deadline))
-        for url in urls:
-            if self.watch.served[url] == version:
-                report.served.append(url)
-            else:
-                report.behind[url] = f"{url} {self.watch.says(url)}"
+        self._background.run(self.watch.until(urls, lambda served: served == version, f"serve weights v{version}"))
+        report.served += urls
         report.transfer += time.monotonic() - began
 
     async def _open(self, carrier: Carrier, bracket: Bracket) -> None:
         await self._find(bracket)
-        if self._drain:  # the update begins when all that was in flight has ended; what came since is retracted
+        if (
+            self._in_flight == "drain"
+        ):  # the update begins when all that was in flight has ended; what came since is retracted
             await bracket.begin()
             await bracket.pause()
         else:
-            await bracket.pause()
+            await bracket.pause(self._in_flight)
             await bracket.begin()
         await carrier.open(bracket)
 

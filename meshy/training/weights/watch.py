@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshy.generation import commands
 from meshy.generation.completion import GenerationError, weight_version_of
@@ -71,19 +71,21 @@ class Watch:
             elif not self.late(version):
                 wait = min(2 * wait, LONGEST)
 
-    async def until_served(self, version: int, urls: Sequence[str], seconds: float) -> None:
-        """Until all of these serve it, which they come to by themselves, or so many seconds have passed."""
+    async def until(self, urls: Sequence[str], fine: Callable[[int | None], bool], what: str) -> None:
+        """Until each of these serves a version that is fine (None: it cannot be reached), to which they come by
+        themselves, however long that takes: whoever shares their GPUs works meanwhile. what: it is that they do, for
+        the log."""
         began = said = time.monotonic()
         wait = SOONEST
         while True:
             await self.look(urls)
             now = time.monotonic()
-            if all(self.served[url] == version for url in urls) or now - began > seconds:
+            if all(fine(self.served[url]) for url in urls):
                 return
             if now - said > WATCHDOG_SECONDS:
                 said = now
                 told = ", ".join(f"{url} {self.says(url)}" for url in urls)
-                log.warning("waiting %.0f s for weights v%d to be served: %s", now - began, version, told)
+                log.warning("waiting %.0f s for replicas to %s: %s", now - began, what, told)
             await asyncio.sleep(wait)
             wait = min(1.5 * wait, SHORTEST / 4)
 

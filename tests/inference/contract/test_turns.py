@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from meshy.generation import commands
 from meshy.generation.client import GenerationClient
+from meshy.generation.expected import CHECKSUMS
 from meshy.inference.embedded.weights import WeightError
 from meshy.inference.granted import GrantError
 from meshy.inference.parts import Parts
@@ -109,6 +112,29 @@ def test_older_weights_than_those_served_are_not_taken(turns: Turns, caplog: pyt
     assert served(turns) == version + 3
     assert f"weights v{version + 3} are kept; the token grants v{version + 1}, which are older" in caplog.text
     check_serves(turns, turns.other)
+
+
+def test_what_was_loaded_is_compared_with_what_the_trainer_has_left(
+    turns: Turns, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    engine, folder = turns.service.engine, tmp_path / "left"
+    assert engine is not None
+    shutil.copytree(turns.other, folder)
+    turns.free()
+    turns.grant(served(turns) + 1, folder)
+    assert "by checksum" not in caplog.text
+    sums = [rank["checksums"] for rank in engine.checksums()]
+    name = next(iter(sums[0]))
+    turns.free()
+    newer = served(turns) + 1
+    (folder / CHECKSUMS).write_text(json.dumps({turns.url: sums, "http://another:1": []}))
+    with caplog.at_level("INFO"):
+        turns.grant(newer, folder)
+    assert f"weights v{newer} are the trainer's, by checksum" in caplog.text
+    turns.free()
+    (folder / CHECKSUMS).write_text(json.dumps({turns.url: [{**sums[0], name: "another"}, *sums[1:]]}))
+    with pytest.raises(GrantError, match=rf"others than the trainer's, by checksum: 1 tensors, {re.escape(name)}"):
+        turns.grant(newer + 1, folder)
 
 
 def test_what_cannot_be_loaded_is_refused_by_name(turns: Turns, tmp_path: Path):

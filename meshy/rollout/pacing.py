@@ -6,7 +6,8 @@ the positions p = i mod n. Two paces:
 A window of k batches: batch j may start once j - k + 1 batches are retired, which is what gate j - k + 1 says. What is
 trained at version j was then written by version j - k + 1 or later. A group that is lost is replaced at once; its
 replacement belongs to the same batch, and its position is the replica's next unused one beyond all planned positions
-(p >= steps P), that is, a prompt of a later epoch.
+(p >= steps P), that is, a prompt of a later epoch; so is what is started beyond a batch's own positions
+(over_sampling), after all of these. Where several batches need groups, the earliest comes first.
 
 No window (None): the trainer takes whatever is complete. A group may start while fewer than (max_staleness + 1) B
 samples are alive, started but not retired; positions follow one another, whatever is lost.
@@ -19,7 +20,8 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,7 +78,7 @@ class Pace:
             raise ValueError(f"a window of {self.window} batches lets nothing start; it must be at least 1")
         if self.window is None and self.max_staleness is None:
             raise ValueError("without a window, max_staleness must bound how old samples may become")
-        if self.over_sampling < 1 or (self.over_sampling > 1 and self.window is None):
+        if not 1 <= self.over_sampling < math.inf or (self.over_sampling > 1 and self.window is None):
             raise ValueError(f"over_sampling of {self.over_sampling} needs a window, and to be at least 1")
 
     @property
@@ -219,7 +221,7 @@ class _Windowed:
         self.pace, self.replica, self.replicas = pace, replica, replicas
         self.next_position = replica
         self._replacement = pace.planned + (replica - pace.planned) % replicas
-        self._to_replace: deque[int] = deque()  # the batches that need one more group
+        self._to_replace: list[int] = []  # the batches that need one more group, in order
         self._open: dict[int, int] = {}  # groups that a batch still needs, of those that have begun
 
     def begin(self, gate: Gate) -> None:
@@ -239,13 +241,18 @@ class _Windowed:
             return None
         if self._to_replace:
             self._replacement += self.replicas
-            return Slot(position, self._to_replace.popleft())
+            return Slot(position, self._to_replace.pop(0))
         batch = position // self.pace.prompts_per_batch
         self.next_position += self.replicas
-        if batch not in self._open:
-            self._open[batch] = share = self._share(batch)
-            self._to_replace.extend([batch] * (math.ceil(share * self.pace.over_sampling) - share))
+        share = self._share(batch)
+        self._open.setdefault(batch, share)
+        if self.next_position >= (batch + 1) * self.pace.prompts_per_batch:  # that was the last of its own
+            for _ in range(self._surplus(share)):
+                insort(self._to_replace, batch)
         return Slot(position, batch)
+
+    def _surplus(self, share: int) -> int:
+        return math.ceil(share * self.pace.over_sampling - 1e-9) - share  # 10 * 1.1 is a little more than 11
 
     def _share(self, batch: int) -> int:
         """Positions of a batch that are the replica's own."""
@@ -257,11 +264,12 @@ class _Windowed:
         self._open[slot.batch] -= 1
         if self._open[slot.batch]:
             return False
-        self._to_replace = deque(batch for batch in self._to_replace if batch != slot.batch)
+        del self._open[slot.batch]
+        self._to_replace = [batch for batch in self._to_replace if batch != slot.batch]
         return True
 
     def lost(self, slot: Slot) -> None:
-        self._to_replace.append(slot.batch)
+        insort(self._to_replace, slot.batch)
 
 
 class _Flowing:

@@ -1,4 +1,4 @@
-"""What is wrong with a run's data and reward, seen on the host before anything is spawned. Torch-free and quick.
+"""What is wrong with a run's data, reward and filter, seen on the host before anything is spawned. Torch-free and quick.
 
 Prompts are counted here without the chat template, which would cost an import of transformers; the service counts
 exactly when it starts.
@@ -43,12 +43,12 @@ def load_task(recipe: Recipe) -> Task:
 
 
 def data_faults(config: RolloutConfig, recipe: Recipe) -> list[str]:
-    """Every fault of the data, the reward and the prompts' lengths."""
+    """Every fault of the data, the reward, the filter and the prompts' lengths."""
     try:
         task = load_task(recipe)
     except DataError as error:
         return [str(error)]
-    faults = reward_faults(config.reward or task.reward)
+    faults = reward_faults(config.reward or task.reward) + filter_faults(config.group_filter)
     faults += size_faults(config, recipe, task)
     for split, examples in (("train", task.train), ("evaluation", task.evaluation)):
         faults += message_faults(task.name, split, examples)
@@ -111,6 +111,17 @@ def reward_faults(reward: str | Callable[..., Any]) -> list[str]:
     try:
         _function("reward", path_of(reward), "of one RewardSample")
     except (DataError, ImportPathError) as error:
+        return [str(error)]
+    return []
+
+
+def filter_faults(group_filter: str | Callable[..., Any] | None) -> list[str]:
+    """A fault where the filter of groups cannot be loaded."""
+    if group_filter is None:
+        return []
+    try:
+        _function("group_filter", group_filter, "of the rewards of a group")
+    except DataError as error:
         return [str(error)]
     return []
 

@@ -227,13 +227,14 @@ class RolloutService(Service):
         try:
             group = await self._make(slot)
         except GroupFailed as failure:
+            if slot not in self.pacing.in_flight:
+                return  # given up at the same moment
             self.log.warning("group %d (batch %d) is replaced: %s", slot.position, slot.batch, failure)
             self._lost += 1
             self.pacing.fail(slot, failure.reason)
             group = None
         finally:
-            self.room.leave(slot.position)
-            del self._serving[slot.position]
+            self._end(slot)
         if group is not None and not self._keeps(group):
             self._lost += 1
             self.pacing.drop(slot, sum(sample.reward for sample in group.samples) / len(group.samples))
@@ -243,7 +244,9 @@ class RolloutService(Service):
             return
         self._check_versions(group, slot)
         for other in self.pacing.complete(slot):
-            self._serving[other.position].cancel()
+            task = self._serving[other.position]
+            self._end(other)  # here: a task that has not begun is never told that it is cancelled
+            task.cancel()
         self._start_groups()
         lost, self._lost = self._lost, 0
         await self.rows.put(TRAIN, group_rows(group, slot.batch, lost))
@@ -251,6 +254,11 @@ class RolloutService(Service):
         if self.trajectories is not None and is_logged(slot.position, self.config.log_trajectories):
             for line in trajectory_lines(group, slot.batch):
                 self.trajectories.write(line)
+
+    def _end(self, slot: Slot) -> None:
+        """The group is generated, or given up: others may have its room."""
+        if self._serving.pop(slot.position, None) is not None:
+            self.room.leave(slot.position)
 
     async def _make(self, slot: Slot) -> Group:
         row = self.order.index(slot.position)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshy.ignitor.ports import PortBlock
+from meshy.rollout.config import RolloutConfig
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT
 from tests.rollout.play import HOST, Engine, Play, topology_of, trainer_of
 from tests.rollout.roles import MODEL, recipe_of
@@ -19,7 +20,7 @@ from tests.rollout.roles import MODEL, recipe_of
 def base_port() -> Iterator[int]:
     """The first port of a block that stays ours."""
     block = PortBlock(HOST)
-    recipe = recipe_of(replicas=2)
+    recipe = recipe_of(replicas=3)
     for _ in range(50):
         base = random.randrange(FIRST_BASE_PORT, LAST_BASE_PORT, 2048)
         if not block.claim(topology_of(recipe, base).ports_on(HOST)):
@@ -55,7 +56,7 @@ def engine(base_port: int) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def play(base_port: int, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
-    """A stage for one replica of rollout after the other; the test itself is the trainer."""
-    topology = topology_of(recipe_of(), base_port)
-    with trainer_of(topology, engine, tmp_path_factory.mktemp("queue")) as trainer:
-        yield Play(base_port, trainer, tmp_path_factory.mktemp("runs"))
+    """A stage for one run after the other, of one replica of rollout; the test itself is the trainer."""
+    roomy = recipe_of(RolloutConfig(group_size=4, window=16))
+    with trainer_of(topology_of(roomy, base_port), engine, tmp_path_factory.mktemp("queue")) as trainer:
+        yield Play(trainer, tmp_path_factory.mktemp("runs"))

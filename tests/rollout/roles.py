@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from meshy.columns import (
@@ -32,6 +34,7 @@ class Learner(ServiceConfig):
     service: ClassVar[str] = "nowhere:Learner"
     processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "one"
     batch_size: int = 8
+    max_staleness: int | None = None
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         return (
@@ -50,15 +53,28 @@ class Engine(ServiceConfig):
     serves_http: ClassVar[bool] = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watcher(ServiceConfig):
+    """A role of somebody's own that wants to see every gate."""
+
+    service: ClassVar[str] = "nowhere:Watcher"
+
+    def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
+        return (Consumes(GEN_GATE, GATE_COLUMNS, per_replica=True),)
+
+
 def recipe_of(
     rollout: RolloutConfig | None = None,
     *,
     batch_size: int = 8,
+    max_staleness: int | None = None,
     replicas: int = 1,
     inference: ServiceConfig | None = None,
+    also: tuple[ServiceGroup, ...] = (),
     **fields: Any,
 ) -> Recipe:
-    """A recipe with one engine, one learner and `replicas` of rollout, which is small unless fields say otherwise."""
+    """A recipe with one engine, one learner and `replicas` of rollout, which is small unless fields say otherwise.
+    also: further groups."""
     defaults: dict[str, Any] = {
         "name": "test",
         "model": MODEL,
@@ -70,8 +86,9 @@ def recipe_of(
     return Recipe(
         groups=(
             ServiceGroup(id="inference", config=inference or Engine(), gpus_per_replica=1),
-            ServiceGroup(id="trainer", config=Learner(batch_size=batch_size)),
+            ServiceGroup(id="trainer", config=Learner(batch_size=batch_size, max_staleness=max_staleness)),
             ServiceGroup(id="rollout", config=rollout or RolloutConfig(group_size=4), replicas=replicas),
+            *also,
         ),
         **{**defaults, **fields},
     )
@@ -90,13 +107,22 @@ def example(id: str, text: str, **fields: Any) -> Example:
 
 
 def counting(
-    *, seed: int = 0, train: int = 16, evaluation: int = 4, reward: str = f"{HERE}:length", shared: int = 0
+    *,
+    seed: int = 0,
+    train: int = 16,
+    evaluation: int = 4,
+    reward: str = f"{HERE}:length",
+    shared: int = 0,
+    file: str = "",
 ) -> Task:
-    """Prompts `t0, t1 ...` to train on and `e0, e1 ...` to evaluate on, of which the first `shared` stand in train."""
+    """Prompts `t0, t1 ...` to train on and `e0, e1 ...` to evaluate on, of which the first `shared` stand in train.
+    file: for the reward."""
     return Task(
         name="counting",
         train=tuple(example(f"train-{i}", f"t{i}") for i in range(train)),
-        evaluation=tuple(example(f"eval-{i}", f"{'t' if i < shared else 'e'}{i}") for i in range(evaluation)),
+        evaluation=tuple(
+            example(f"eval-{i}", f"{'t' if i < shared else 'e'}{i}", info={"file": file}) for i in range(evaluation)
+        ),
         reward=reward,
     )
 
@@ -160,3 +186,23 @@ def always_hanging(sample: RewardSample) -> float:
 
 def always_failing(sample: RewardSample) -> float:
     raise ValueError("this reward fails always")
+
+
+def same(sample: RewardSample) -> float:
+    return 0.5
+
+
+def varied(sample: RewardSample) -> float:
+    """Another one for any two responses, as good as."""
+    return float(zlib.crc32(sample.response.encode()))
+
+
+def same_for_one(sample: RewardSample) -> float:
+    return 1.0 if sample.answer == "t1" else varied(sample)
+
+
+def held_out_waits_for_file(sample: RewardSample) -> float:
+    """Held-out answers are scored once the file is there."""
+    while sample.info and not Path(sample.info["file"]).exists():
+        time.sleep(0.01)
+    return 1.0

@@ -7,11 +7,13 @@ import sys
 import pytest
 
 from meshy.data.task import Task
-from meshy.refusals import value_faults
+from meshy.recipe import RecipeError, ServiceGroup
+from meshy.refusals import type_faults, value_faults
 from meshy.rollout.config import RolloutConfig
 from meshy.rollout.preflight import load_task
+from meshy.settings import apply_settings
 from meshy.topology import derive_topology, gpu_list
-from tests.rollout.roles import HERE, counting, recipe_of
+from tests.rollout.roles import HERE, Learner, Watcher, counting, recipe_of
 
 
 def preflight(recipe) -> list[str]:
@@ -33,8 +35,14 @@ def test_the_contract_holds_with_a_trainer():
         ({"group_size": 0}, "group_size: expected at least 1, got 0"),
         ({"group_size": 3}, "batch of 8 samples does not divide into groups of 3; set the trainer's batch_size to 9"),
         ({"group_size": 16}, "does not divide into groups of 16; set the trainer's batch_size to 16"),
-        ({"window": 0}, "window: expected 1 (lock step, the only pace there is), got 0"),
-        ({"window": 2}, "window: expected 1"),
+        ({"window": 0}, "window: expected at least 1 (lock step), or none, got 0"),
+        ({"window": -1}, "window: expected at least 1 (lock step), or none, got -1"),
+        ({"window": None}, "window: without one, the trainer's max_staleness must say how old tokens may become"),
+        ({"window": 2, "group_size": 3}, "does not divide into groups of 3"),
+        ({"over_sampling": 0.5}, "over_sampling: expected at least 1, and finite, got 0.5"),
+        ({"over_sampling": float("inf")}, "over_sampling: expected at least 1, and finite, got inf"),
+        ({"max_filtered_groups": -1}, "max_filtered_groups: expected 0 or more"),
+        ({"max_in_flight_tokens": 0}, "max_in_flight_tokens: expected at least 1"),
         ({"inference": "infrence"}, "no group 'infrence' generates (did you mean 'inference'?)"),
         ({"inference": "trainer"}, "no group 'trainer' generates"),
         ({"reward_workers": 0}, "reward_workers: expected at least 1"),
@@ -50,6 +58,66 @@ def test_a_wrong_setting_is_refused_with_what_to_change(fields, what):
     faults = value_faults(recipe_of(RolloutConfig(**fields)))
     assert len(faults) == 1
     assert faults[0].startswith("rollout: ") and what in faults[0]
+
+
+@pytest.mark.parametrize("window", ["auto", 1.5, True])
+def test_a_window_that_is_no_number_of_batches_is_refused(window):
+    (fault,) = type_faults(recipe_of(RolloutConfig(window=window)))
+    assert fault == f"rollout.window: expected int | none, got {type(window).__name__} {window!r}"
+
+
+@pytest.mark.parametrize("text", ["auto", "1.5"])
+def test_such_a_window_on_the_command_line_is_refused(text):
+    _, faults = apply_settings(recipe_of(), {"rollout.window": text})
+    assert faults == [f"rollout.window: expected int | none, got {text!r}"]
+
+
+def test_no_window_on_the_command_line():
+    changed, faults = apply_settings(recipe_of(), {"rollout.window": "none", "trainer.max_staleness": "3"})
+    assert faults == [] and changed.group("rollout").config.window is None
+    assert changed.group("rollout").config.live_rows(changed)["train"] == (3 + 2) * 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound", "what"),
+    [
+        ({"window": 3}, 1, "up to 2 versions old, but the trainer's max_staleness is 1; raise that, or lower"),
+        ({"window": 2}, 0, "with 2 batches under way tokens become up to 1 versions old"),
+        ({"window": 3}, 2, None),
+        ({"window": 1}, 0, None),
+        ({"window": None}, 0, None),
+        ({"window": None, "over_sampling": 1.5}, 1, "over_sampling: there is no batch to make up without a window"),
+    ],
+)
+def test_a_window_and_a_bound_on_staleness_must_agree(fields, bound, what):
+    faults = value_faults(recipe_of(RolloutConfig(**fields), max_staleness=bound))
+    assert len(faults) == (what is not None)
+    if what is not None:
+        assert faults[0].startswith("rollout: ") and what in faults[0]
+
+
+@pytest.mark.parametrize(("window", "fine"), [(1, True), (2, False), (None, False)])
+def test_only_lock_step_repeats_itself(window, fine):
+    recipe = recipe_of(RolloutConfig(window=window), max_staleness=4, deterministic=True)
+    assert [fault.startswith("rollout: window: beyond lock step") for fault in value_faults(recipe)] == [True] * (
+        not fine
+    )
+
+
+def test_two_trainers_on_one_partition_must_say_how_they_share_it():
+    recipe = recipe_of(also=(ServiceGroup(id="second", config=Learner()),))
+    with pytest.raises(RecipeError) as error:
+        derive_topology(recipe, gpu_list(1, 1, "cpu"))
+    assert "partition 'train' has 2 end consumers (second, trainer); exactly one may clear its rows" in str(error.value)
+    assert "gen_gate.gate_step has two producers, 'trainer' and 'second'" in str(error.value)
+
+
+def test_a_role_of_somebodys_own_sees_every_gate_and_none_is_cleared_before():
+    recipe = recipe_of(replicas=3, also=(ServiceGroup(id="watcher", config=Watcher(), replicas=2),))
+    gates = derive_topology(recipe, gpu_list(1, 1, "cpu")).contract.partition("gen_gate")
+    readers = {"rollout.0", "rollout.1", "rollout.2", "watcher.0", "watcher.1"}
+    assert set(gates.consumers) == readers | {"gates"}
+    assert {f"ack.{reader}" for reader in readers} <= set(gates.end_consumer.columns)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +180,22 @@ def test_a_module_that_raises_when_imported_is_shown_with_its_error(tmp_path):
 def test_a_reward_that_no_other_process_can_load_is_refused():
     faults = preflight(recipe_of(RolloutConfig(group_size=4, reward=lambda sample: 1.0)))
     assert len(faults) == 1 and "define it with `def` at the top level of a file" in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        (
+            "meshy.rollout.filters:varied_reward",
+            "meshy.rollout.filters has no 'varied_reward' (did you mean 'varied_rewards'?)",
+        ),
+        (f"{HERE}:NOT_A_FUNCTION", "is a int; name a function of the rewards of a group"),
+        ("meshy.rollout.filters:varied_rewards", None),
+    ],
+)
+def test_a_filter_that_cannot_be_loaded_is_refused(target, what):
+    faults = preflight(recipe_of(RolloutConfig(group_size=4, group_filter=target)))
+    assert len(faults) == (what is not None) and all(what in fault for fault in faults), faults
 
 
 def test_every_fault_is_found_at_once():

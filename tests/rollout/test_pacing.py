@@ -1,10 +1,8 @@
-"""Pacing against a brute-force model: what may be started is worked out anew from scratch at every turn."""
+"""Pacing: what a person can count, and gates that do not fit. See test_pacing_model.py for everything else."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from meshy.rollout.pacing import Gate, GateError, NothingSurvives, Pacing, Slot
+from meshy.rollout.pacing import ANY_BATCH, Gate, GateError, NothingSurvives, Pace, Pacing, Slot
 
 
 def gate(step: int, retired: int, *, version: int | None = None, incarnation: str = "a", stop: bool = False) -> Gate:
@@ -17,6 +15,12 @@ def gate(step: int, retired: int, *, version: int | None = None, incarnation: st
     )
 
 
+def pacing_of(prompts: int, group_size: int, steps: int, *, replica: int = 0, replicas: int = 1, **fields) -> Pacing:
+    bounds = {name: fields.pop(name) for name in ("max_failures", "max_filtered") if name in fields}
+    pace = Pace(prompts_per_batch=prompts, group_size=group_size, steps=steps, **fields)
+    return Pacing(pace, replica=replica, replicas=replicas, **bounds)
+
+
 def drain(pacing: Pacing) -> list[Slot]:
     slots = []
     while (slot := pacing.next()) is not None:
@@ -25,7 +29,7 @@ def drain(pacing: Pacing) -> list[Slot]:
 
 
 def test_nothing_starts_before_the_first_gate_and_one_batch_after_it():
-    pacing = Pacing(prompts_per_batch=3, group_size=4, steps=2)
+    pacing = pacing_of(3, 4, 2)
     assert drain(pacing) == []
     pacing.open(gate(0, 0))
     assert drain(pacing) == [Slot(0, 0), Slot(1, 0), Slot(2, 0)]
@@ -34,16 +38,16 @@ def test_nothing_starts_before_the_first_gate_and_one_batch_after_it():
 
 
 def test_the_budget_ends_with_the_last_batch_and_with_the_stop_gate():
-    pacing = Pacing(prompts_per_batch=2, group_size=1, steps=1, window=5)
+    pacing = pacing_of(2, 1, 1, window=5)
     pacing.open(gate(0, 0))
     assert len(drain(pacing)) == 2
-    stopped = Pacing(prompts_per_batch=2, group_size=1, steps=9)
+    stopped = pacing_of(2, 1, 9)
     stopped.open(gate(0, 0, stop=True))
     assert drain(stopped) == []
 
 
 def test_a_failed_group_is_replaced_within_its_own_batch_beyond_the_planned_positions():
-    pacing = Pacing(prompts_per_batch=2, group_size=8, steps=3, window=2)
+    pacing = pacing_of(2, 8, 3, window=2)
     pacing.open(gate(0, 0))
     slots = drain(pacing)
     pacing.fail(slots[1], "reward error")
@@ -52,14 +56,101 @@ def test_a_failed_group_is_replaced_within_its_own_batch_beyond_the_planned_posi
     assert pacing.failures == {"reward error": 1, "reward timeout": 1}
 
 
-def test_a_run_that_goes_on_at_version_50_has_no_more_in_flight_than_a_new_one():
-    pacing = Pacing(prompts_per_batch=4, group_size=2, steps=100, window=3, replica=1, replicas=3)
-    pacing.open(gate(0, 50 * 8, version=50))
-    assert [slot.position for slot in drain(pacing)] == [p for p in range(200, 212) if p % 3 == 1]
+def test_a_replacement_for_an_earlier_batch_comes_before_those_for_later_ones():
+    pacing = pacing_of(2, 1, 3, window=2)
+    pacing.open(gate(0, 0))
+    slots = drain(pacing)
+    pacing.fail(slots[2], "generation")
+    pacing.fail(slots[0], "generation")
+    assert drain(pacing) == [Slot(6, 0), Slot(7, 1)]
+
+
+@pytest.mark.parametrize("pace", [{"window": 1}, {"window": 3}, {"window": None, "max_staleness": 2}])
+def test_a_run_that_goes_on_at_version_50_has_no_more_in_flight_than_a_new_one(pace):
+    most = 4 * (pace["window"] or 3)
+    new, resumed = ([pacing_of(4, 2, 100, replica=i, replicas=3, **pace) for i in range(3)] for _ in range(2))
+    for step in range(3):
+        for pacing in new:
+            pacing.open(gate(step, 8 * step))
+        for pacing in resumed:
+            pacing.open(gate(step, 8 * (50 + step), version=50 + step))
+        positions = sorted(slot.position for pacing in new for slot in drain(pacing))
+        assert positions == list(range(most + 4 * (step - 1) if step else 0, most + 4 * step))
+        assert sorted(slot.position for pacing in resumed for slot in drain(pacing)) == [p + 200 for p in positions]
+
+
+def test_without_a_window_positions_follow_one_another_while_there_is_room_among_what_is_alive():
+    pacing = pacing_of(2, 2, 4, window=None, max_staleness=1)
+    pacing.open(gate(0, 0))
+    slots = drain(pacing)
+    assert slots == [Slot(p, ANY_BATCH) for p in range(4)]
+    assert pacing.complete(slots[2]) == () and drain(pacing) == []  # complete, but not retired
+    pacing.fail(slots[1], "generation")
+    pacing.drop(slots[3], 1.0)
+    assert drain(pacing) == [Slot(4, ANY_BATCH), Slot(5, ANY_BATCH)]
+    pacing.open(gate(1, 4))
+    assert drain(pacing) == [Slot(6, ANY_BATCH), Slot(7, ANY_BATCH)]
+    pacing.open(gate(2, 2 + 4, version=1))  # a credit: one group was too old
+    assert drain(pacing) == [Slot(8, ANY_BATCH)]
+
+
+def test_without_a_window_no_group_is_started_that_no_step_would_train():
+    pacing = pacing_of(2, 2, 2, window=None, max_staleness=9)
+    pacing.open(gate(0, 0))
+    assert len(drain(pacing)) == 4
+    pacing.open(gate(1, 4, version=1))
+    assert drain(pacing) == []
+    pacing.open(gate(2, 4 + 2, version=1))  # one was dropped
+    assert len(drain(pacing)) == 1
+
+
+def test_over_sampling_starts_more_and_gives_up_what_is_not_needed():
+    pacing = pacing_of(4, 1, 3, window=2, over_sampling=1.5)
+    pacing.open(gate(0, 0))
+    slots = drain(pacing)
+    own = [Slot(0, 0), Slot(1, 0), Slot(2, 0), Slot(3, 0)]
+    assert slots == [*own, Slot(12, 0), Slot(13, 0), *(Slot(p, 1) for p in range(4, 8)), Slot(14, 1), Slot(15, 1)]
+    pacing.fail(slots[0], "generation")
+    assert drain(pacing) == [Slot(16, 0)]
+    assert [pacing.complete(slot) for slot in (slots[5], slots[1], slots[3])] == [(), (), ()]
+    assert list(pacing.complete(slots[4])) == [Slot(2, 0), Slot(16, 0)]
+    assert pacing.surplus == 2 and {slot.batch for slot in pacing.in_flight} == {1} and drain(pacing) == []
+
+
+def test_a_batch_is_complete_before_its_surplus_is_started():
+    pacing = pacing_of(2, 1, 3, over_sampling=3.0)
+    pacing.open(gate(0, 0))
+    first, second = pacing.next(), pacing.next()
+    pacing.complete(first)
+    assert pacing.complete(second) == [] and pacing.peek() is None
+
+
+@pytest.mark.parametrize(("share", "started"), [(10, 11), (20, 22), (3, 4)])
+def test_over_sampling_rounds_up_but_not_for_the_sake_of_a_float(share, started):
+    pacing = pacing_of(share, 1, 1, over_sampling=1.1)
+    pacing.open(gate(0, 0))
+    assert len(drain(pacing)) == started
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"window": 0},
+        {"window": -1},
+        {"window": None},
+        {"over_sampling": 0.5},
+        {"over_sampling": float("inf")},
+        {"over_sampling": float("nan")},
+        {"window": None, "max_staleness": 1, "over_sampling": 1.5},
+    ],
+)
+def test_a_pace_that_cannot_be_kept_is_refused(fields):
+    with pytest.raises(ValueError, match="window|over_sampling"):
+        pacing_of(2, 2, 2, **fields)
 
 
 def test_too_many_failures_in_a_row_end_the_run_with_counts():
-    pacing = Pacing(prompts_per_batch=1, group_size=1, steps=9, max_failures=2)
+    pacing = pacing_of(1, 1, 9, max_failures=2)
     pacing.open(gate(0, 0))
     first = pacing.next()
     pacing.fail(first, "reward error")
@@ -69,6 +160,39 @@ def test_too_many_failures_in_a_row_end_the_run_with_counts():
         pacing.fail(pacing.next(), reason)
     with pytest.raises(NothingSurvives, match=r"3 groups in a row.*2 allowed.*1 groups were.*reward error \(3\)"):
         pacing.fail(pacing.next(), "reward error")
+
+
+def test_a_filter_that_drops_everything_ends_the_run_with_the_rewards_of_what_it_dropped():
+    pacing = pacing_of(4, 1, 9, max_filtered=5)
+    pacing.open(gate(0, 0))
+    for reward in (0.0, 1.0, 0.0, 0.04, 0.26):
+        pacing.drop(pacing.next(), reward)
+    pacing.fail(pacing.next(), "reward error")  # says nothing about the filter
+    with pytest.raises(NothingSurvives) as error:
+        pacing.drop(pacing.next(), 1.0)
+    assert str(error.value) == (
+        "6 groups in a row have been dropped by the filter, more than the 5 allowed; since the start 0 groups were "
+        "completed, 1 failed: reward error (1), 6 were dropped; groups by mean reward:\n"
+        "    0.0 ### 3\n    0.3 # 1\n    1.0 ## 2"
+    )
+
+
+def test_the_bar_of_a_histogram_stays_on_its_line():
+    pacing = pacing_of(1, 1, 9, max_filtered=4999)
+    pacing.open(gate(0, 0))
+    with pytest.raises(NothingSurvives, match=r"\n    1.0 #{60} 5000$"):
+        for _ in range(5000):
+            pacing.drop(pacing.next(), 1.0)
+
+
+def test_one_group_that_survives_begins_the_count_of_the_dropped_anew():
+    pacing = pacing_of(1, 1, 9, window=None, max_staleness=8, max_filtered=2)
+    pacing.open(gate(0, 0))
+    for _ in range(4):
+        pacing.drop(pacing.next(), 0.0)
+        pacing.drop(pacing.next(), 0.0)
+        pacing.complete(pacing.next())
+    assert pacing.filtered == {0.0: 8} and pacing.completed == 4
 
 
 @pytest.mark.parametrize(
@@ -85,87 +209,10 @@ def test_too_many_failures_in_a_row_end_the_run_with_counts():
     ],
 )
 def test_gates_that_do_not_follow_one_another_show_both_rows(gates, what):
-    pacing = Pacing(prompts_per_batch=1, group_size=4, steps=9)
+    pacing = pacing_of(1, 4, 9)
     for good in gates[:-1]:
         pacing.open(good)
     with pytest.raises(GateError, match=what) as error:
         pacing.open(gates[-1])
     for shown in gates[-2:]:
         assert repr(shown) in str(error.value)
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_against_a_brute_force_model(data):
-    """Any number of replicas, any order of starts, ends and failures, a trainer that retires whole batches."""
-    prompts, steps = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
-    window, replicas = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    group_size, resumed = data.draw(st.integers(1, 3)), data.draw(st.integers(0, steps - 1))
-    rest = {"prompts_per_batch": prompts, "group_size": group_size, "steps": steps, "window": window}
-    paces = [Pacing(**rest, max_failures=10**6, replica=i, replicas=replicas) for i in range(replicas)]
-
-    started: dict[int, Slot] = {}
-    done: list[Slot] = []
-    lost: list[list[int]] = [[] for _ in paces]  # batches of failed groups that wait for a replacement, per replica
-    retired, step, failures = resumed, 0, data.draw(st.integers(0, 6))
-
-    def may_start(replica: int) -> list[int]:
-        planned = range(resumed * prompts, steps * prompts)
-        open_batches = range(resumed, retired + window)
-        return [p for p in planned if p % replicas == replica and p // prompts in open_batches and p not in started]
-
-    def start(replica: int) -> None:
-        slot = paces[replica].next()
-        allowed = may_start(replica)
-        if slot is None:
-            assert not allowed and not lost[replica]
-            return
-        assert slot.position not in started and slot.position % replicas == replica
-        if lost[replica]:
-            assert slot.batch == lost[replica].pop(0) and slot.position >= steps * prompts
-        else:
-            assert slot.position == allowed[0] and slot.batch == slot.position // prompts
-        assert slot.batch <= retired + window - 1
-        started[slot.position] = slot
-
-    def end() -> None:
-        nonlocal failures
-        running = sorted((slot for pace in paces for slot in pace.in_flight), key=lambda s: s.position)
-        if not running:
-            return
-        slot = data.draw(st.sampled_from(running))
-        if failures and data.draw(st.booleans()):
-            failures -= 1
-            lost[slot.position % replicas].append(slot.batch)
-            paces[slot.position % replicas].fail(slot, "reward error")
-        else:
-            done.append(slot)
-            paces[slot.position % replicas].complete(slot)
-
-    for pace in paces:
-        pace.open(gate(0, retired * prompts * group_size, version=retired))
-    for _ in range(400):
-        if retired == steps:
-            break
-        if sum(slot.batch == retired for slot in done) == prompts:
-            retired, step = retired + 1, step + 1
-            for pace in paces:
-                pace.open(gate(step, retired * prompts * group_size, version=retired, stop=retired == steps))
-        elif data.draw(st.booleans()):
-            start(data.draw(st.integers(0, replicas - 1)))
-        else:
-            end()
-    else:  # the draws were unlucky; let everything run to its end
-        while retired < steps:
-            for replica in range(replicas):
-                start(replica)
-            end()
-            if sum(slot.batch == retired for slot in done) == prompts:
-                retired, step = retired + 1, step + 1
-                for pace in paces:
-                    pace.open(gate(step, retired * prompts * group_size, version=retired, stop=retired == steps))
-
-    assert all(pace.next() is None and not pace.in_flight for pace in paces)
-    assert sorted(slot.batch for slot in done) == [j for j in range(resumed, steps) for _ in range(prompts)]
-    assert len({slot.position for slot in done}) == len(done)
-    assert sum(pace.completed for pace in paces) == (steps - resumed) * prompts

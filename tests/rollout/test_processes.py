@@ -17,7 +17,7 @@ from meshy.observe.runfolder import RunFolder
 from meshy.service.context import Launch, run_digest
 from meshy.service.readiness import is_ready
 from meshy.settings import resolve
-from tests.rollout.play import DEADLINE, RUN_ID, Engine, Trained, Trainer, topology_of, trainer_of
+from tests.rollout.play import DEADLINE, RUN_ID, Engine, Lead, Trained, Trainer, topology_of, trainer_of
 from tests.rollout.roles import MODEL
 from tests.rollout.roles import recipe as two_replicas
 
@@ -78,7 +78,7 @@ def test_two_replicas_share_every_batch_and_one_of_them_evaluates(base_port: int
             for process in processes:
                 assert process.poll() in (None, 0), "".join(file.read_text() for file in folder.logs.iterdir())
 
-        trainer.train("shared", recipe, recipe.steps, trained, check)
+        Lead(trainer, "shared", recipe, trained, check).run()
         assert [process.wait(DEADLINE) for process in processes] == [0, 0]
     assert trained.positions == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [row["weight_version"] for row in trained.evaluations] == [0, 2]

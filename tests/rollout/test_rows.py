@@ -7,6 +7,7 @@ from meshy.generation import Completion
 from meshy.queue.codec import pack
 from meshy.rollout.episode import Episode, single_turn
 from meshy.rollout.group import Group, Sample, sample_seed
+from meshy.rollout.pacing import ANY_BATCH
 from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
 from tests.rollout.roles import example
 
@@ -74,16 +75,31 @@ def test_several_turns_mask_what_the_policy_was_given_between_them():
 
 
 def test_rows_hold_every_column_as_the_queue_takes_it():
-    rows = group_rows(group(completion([4, END]), completion([5], finish_reason="length")))
+    late = completion([5], finish_reason="length", version=4)
+    rows = group_rows(group(completion([4, END]), late), batch=2, lost=3)
     packed = pack({column.name: column for column in TRAIN_COLUMNS}, rows)
     assert set(packed) == {column.name for column in TRAIN_COLUMNS} and all(len(c) == 2 for c in packed.values())
     assert rows["uid"] == ["5.0", "5.1"] and rows["group_id"] == ["5", "5"] and rows["prompt_id"] == ["p5", "p5"]
+    assert rows["batch"] == [2, 2] and rows["group_size"] == [2, 2] and rows["lost"] == [3, 0]
+    assert rows["length"] == [5, 4] and rows["written"] == [2, 1] and rows["oldest_version"] == [3, 4]
     assert rows["reward"] == [0.0, 0.5] and rows["truncated"] == [False, True]
     assert (rows["t_sent"], rows["t_generated"], rows["t_rewarded"]) == ([1.0] * 2, [2.0] * 2, [3.0] * 2)
 
 
 def test_a_group_of_one():
-    assert group_rows(group(completion([4])))["uid"] == ["5.0"]
+    rows = group_rows(group(completion([4])), batch=0)
+    assert rows["uid"] == ["5.0"] and rows["lost"] == [0]
+
+
+def test_the_oldest_version_is_that_of_a_token_that_the_policy_wrote():
+    interrupted = completion([4, 5])
+    interrupted.versions = [7, 8]
+    assert group_rows(group(interrupted), batch=8)["oldest_version"] == [7]
+
+
+def test_a_trajectory_without_a_batch_has_no_step():
+    (line,) = trajectory_lines(group(completion([4])), batch=ANY_BATCH)
+    assert line["step"] is None
 
 
 def test_trajectories_show_what_was_said_and_by_which_weights():

@@ -168,7 +168,7 @@ def test_weights_that_are_not_those_of_the_gate_end_the_run(play: Play):
         if step == 1:
             play.trainer.engine.load(MODEL, 7)
 
-    with pytest.raises(StaleTokens, match=r"written by weight versions \[7\], but the gate says 1"):
+    with pytest.raises(StaleTokens, match=r"versions \[7\], but a window of 1 allows 1 to 1 in batch 1"):
         play.run(recipe_of(RolloutConfig(group_size=4, evaluate=False)), before_gate=late)
 
 
@@ -216,7 +216,7 @@ def test_the_numbers_of_each_engine_are_shown(play: Play):
 def test_a_gap_in_the_gates_ends_the_run_and_shows_both(play: Play):
     def skip(step: int) -> None:
         if step == 1:
-            play.trainer.gate("skipped", 0, 0, stop=False)
+            play.trainer.gate("skipped", 0, 0, 0, stop=False)
 
     with pytest.raises(GateError, match="started anew"):
         play.run(recipe_of(RolloutConfig(group_size=4, evaluate=False)), before_gate=skip)

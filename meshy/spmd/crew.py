@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -35,7 +36,8 @@ class Store(Protocol):
 class Crew:
     """One per process. `send` and `wait_for_all` on rank 0, `receive` and `confirm` on the others.
 
-    on_aside: called in the watching thread with what `send_aside` has sent; it must be quick.
+    on_aside: called in the watching thread with what `send_aside` has sent; it must be quick. If it raises, this rank
+    has failed.
     on_loss: called in the watching thread with what happened to a rank that failed or vanished; by default it says so
     and ends this process with status 70.
     """
@@ -127,13 +129,21 @@ class Crew:
             if kind == "command":
                 self._inbox.put(content)
             elif kind == "aside":
-                self._on_aside(content)
+                try:
+                    self._on_aside(content)
+                except Exception:  # noqa: BLE001 - with this thread gone nobody would watch the line
+                    return self._failed_aside(traceback.format_exc())
             elif kind == "done":
                 self._done.put(other)
             elif kind == "failed":
                 return self._lost(other, content)
             else:
                 return None
+
+    def _failed_aside(self, why: str) -> None:
+        """The main thread may be stuck in a collective, so it is not the one to end this process."""
+        self.fail(why)
+        self._on_loss(f"rank {self.rank} failed: {why}")
 
     def _lost(self, other: int, why: str) -> None:
         """Rank 0 passes the news on, so that everybody gives the same reason."""

@@ -21,12 +21,12 @@ class SpmdService(Service):
     gives it as a command to all ranks, itself included; every rank executes the same commands in the same order.
 
     A role fills:
-        setup()            every rank: call super().setup() first, then build the engine (collective). execute(command)
-        every rank: do it; collectives are allowed. The leader gets the result. aside(order)       every rank, on
-        another thread, whatever the rank is busy with: begin what needs no collectives. lead()             rank 0 only:
-        the loop that calls `self.command(...)`. Its return ends the replica. admin_routes(app), health(), metrics()
-        as in every service. free_rank(), restore_rank(payload)   every rank, in a ring: give up what is on this rank's
-        GPU, bring it back.
+        setup()            every rank: call super().setup() first, then build the engine (collective).
+        execute(command)   every rank: do it; collectives are allowed. The leader gets the result.
+        aside(order)       every rank, on another thread, whatever it is busy with: begin what needs no collectives.
+        lead()             rank 0 only: the loop that calls `self.command(...)`. Its return ends the replica.
+        admin_routes(app), health(), metrics()   as in every service.
+        free_rank(), restore_rank(payload)       every rank, in a ring: give up what is on its GPU, bring it back.
     `with self.gpu():` stands in `setup` on every rank, for all go in together, and in `lead` round `self.command(...)`.
     A rank that raises ends the whole replica, each rank saying why.
     """

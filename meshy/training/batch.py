@@ -47,9 +47,10 @@ class Batch:
         return sum(self.lengths)
 
 
-def batch_of(groups: Sequence[Group], ranks: Mapping[str, int]) -> Batch:
-    """Whole groups sorted by position, and in each the rows by uid. ranks: by uid."""
+def batch_of(groups: Sequence[Group]) -> Batch:
+    """Whole groups sorted by position, and in each the rows by uid."""
     rows = Rows.concat([row for group in groups for row in group.rows])
+    ranks = [rank for group in groups for rank in group.ranks]
     columns = {name: [value for group in groups for value in group.columns[name]] for name in LEADER_COLUMNS}
     order = sorted(
         range(len(rows)),
@@ -62,7 +63,7 @@ def batch_of(groups: Sequence[Group], ranks: Mapping[str, int]) -> Batch:
         groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
         lengths=tuple(columns["length"][i] for i in order),
         written=tuple(columns["written"][i] for i in order),
-        ranks=tuple(ranks[rows.uids[i]] for i in order),
+        ranks=tuple(ranks[i] for i in order),
         prompts=len(set(columns["prompt_id"])),
         truncated=sum(columns["truncated"]),
         lost=sum(columns["lost"]),

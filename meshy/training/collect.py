@@ -24,8 +24,9 @@ TURN_SECONDS = 1.0  # of waiting for rows, then `meanwhile` has its turn
 
 class Collector:
     """share: told rows as they come, and their lengths; says which rank is to train each. meanwhile: called by
-    `collect` now and then while rows are missing; it must be quick unless something is wrong. dropped: told groups that
-    are too old. waited: seconds without the rows that were asked for, in the last `collect`."""
+    `collect` now and then while rows are missing; it must be quick unless something is wrong. dropped: told by
+    `collect` of groups that are too old. Rows are taken and shared out during both of these too. waited: seconds
+    without the rows that were asked for, in the last `collect`."""
 
     def __init__(
         self,
@@ -37,12 +38,11 @@ class Collector:
     ) -> None:
         self._queue, self._share, self._meanwhile, self._dropped = queue, share, meanwhile, dropped
         self._inbox = Inbox()
-        self._ranks: dict[str, int] = {}  # by uid
         self._changed = threading.Condition()
+        self._arrivals = 0
         self._closing = False
         self._failure: BaseException | None = None
         self._missing = "nothing has been looked for yet"
-        self._clearing: list[Rows] = []
         self.waited = 0.0
         self._thread = threading.Thread(target=self._gather, name="collector", daemon=True)
         self._thread.start()
@@ -50,28 +50,38 @@ class Collector:
     @property
     def have(self) -> int:
         """Samples that have come and are not trained yet."""
-        return self._inbox.samples
+        with self._changed:
+            return self._inbox.samples
 
     def collect(self, version: int, samples: int, max_staleness: int | None = None) -> Batch:
         """Waits for so many samples, whole groups, that may be trained at this version. Groups that belong to no batch
         and hold a token more than `max_staleness` versions old are dropped."""
-        began = said = time.monotonic()
-        with self._changed:
-            while True:
+        began = said = turned = time.monotonic()
+        while True:
+            with self._changed:
                 if self._failure is not None:
                     raise self._failure
-                if max_staleness is not None and (old := self._inbox.drop_older(version - max_staleness)):
-                    self._dropped(old)
-                if (groups := self._inbox.take(version, samples)) is not None:
-                    break
-                if not self._changed.wait(TURN_SECONDS):
-                    self._meanwhile()
-                    if time.monotonic() - said > WATCHDOG_SECONDS:
-                        said = time.monotonic()
-                        have = self._inbox.have(version)
-                        log.warning("batch %d has %d of %d samples: %s", version, have, samples, self._missing)
-            self.waited = time.monotonic() - began
-            return batch_of(groups, self._ranks)
+                seen = self._arrivals
+                old = [] if max_staleness is None else self._inbox.drop_older(version - max_staleness)
+                groups = self._inbox.take(version, samples)
+                have = self._inbox.have(version)
+            if old:
+                self._dropped(old)
+            if groups is not None:
+                self.waited = time.monotonic() - began
+                return batch_of(groups)
+            now = time.monotonic()
+            if now - said > WATCHDOG_SECONDS:
+                said = now
+                log.warning("batch %d has %d of %d samples: %s", version, have, samples, self._missing)
+            if now - turned > TURN_SECONDS:
+                self._meanwhile()
+                turned = time.monotonic()
+            self._wait_for_more(seen)
+
+    def _wait_for_more(self, seen: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrivals > seen or self._failure is not None, TURN_SECONDS)
 
     def close(self) -> None:
         self._closing = True
@@ -90,8 +100,8 @@ class Collector:
                 columns = {name: plain(values) for name, values in self._queue.read(rows, LEADER_COLUMNS).items()}
                 ranks = self._share(rows, columns["length"])
                 with self._changed:
-                    self._ranks |= zip(rows.uids, ranks, strict=True)
-                    self._inbox.add(rows, columns)
+                    self._inbox.add(rows, columns, ranks)
+                    self._arrivals += len(rows)
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - whatever it is, `collect` raises it
             with self._changed:

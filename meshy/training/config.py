@@ -182,17 +182,31 @@ class TrainerConfig(ServiceConfig):
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
-        if self.stream_minibatch and self.epochs > 1:
+        return faults + self._stream_faults(recipe) + self._sampling_faults(recipe) + self._publish_faults(recipe)
+
+    def _stream_faults(self, recipe: Recipe) -> list[str]:
+        if not self.stream_minibatch or self.mini_batches < 1:
+            return []
+        faults = []
+        if self.epochs > 1:
             faults.append(
                 f"stream_minibatch: its mini-batches are trained once, as they come, not {self.epochs} times; set "
                 "epochs to 1, or turn it off"
             )
-        if self.stream_minibatch and recipe.deterministic:
+        if recipe.deterministic:
             faults.append(
                 "stream_minibatch: groups are trained in the order in which they were complete, so a run does not "
                 "repeat itself; turn it off, or set deterministic=false"
             )
-        return faults + self._sampling_faults(recipe) + self._publish_faults(recipe)
+        # A batch that is no whole groups is the fault of whoever makes them, and said there.
+        sizes = {size for g in recipe.groups if (size := getattr(g.config, "group_size", 0)) > 0}
+        for size in sorted(size for size in sizes if self.batch_size % size == 0):
+            if any(part % size for part in self.part_sizes):
+                faults.append(
+                    f"mini_batches: {self.batch_size} samples streamed in {self.mini_batches} parts do not divide into "
+                    f"groups of {size}; set it to a divisor of {self.batch_size // size}, or turn stream_minibatch off"
+                )
+        return faults
 
     def _in_ring(self, recipe: Recipe) -> bool:
         """Then no rank waits in a collective while weights are published: those go by a folder."""

@@ -23,9 +23,10 @@ class MisfitGroup(ValueError):
 
 @dataclass
 class Group:
-    """The rows of one prompt that have come, with LEADER_COLUMNS of each."""
+    """The rows of one prompt that have come, with LEADER_COLUMNS of each. ranks: who has been told to fetch it."""
 
     rows: list[Rows] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in LEADER_COLUMNS})
 
     @property
@@ -57,11 +58,18 @@ class Inbox:
     def samples(self) -> int:
         return sum(group.size for group in (*self._open.values(), *self.groups.values()))
 
-    def add(self, rows: Rows, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Rows with their LEADER_COLUMNS, as plain values."""
+    def add(self, rows: Rows, columns: Mapping[str, Sequence[Any]], ranks: Sequence[int]) -> None:
+        """Rows with their LEADER_COLUMNS, as plain values, and the rank of each. MisfitGroup for one row more than its
+        group has."""
         for i, name in enumerate(columns["group_id"]):
+            if name in self.groups:
+                raise MisfitGroup(
+                    f"row {rows.uids[i]!r} came when all {self.groups[name].size} rows of its group {name!r} were "
+                    "there; whoever writes rows must say in group_size how many a group has"
+                )
             group = self._open.setdefault(name, Group())
             group.rows.append(rows.select([i]))
+            group.ranks.append(ranks[i])
             for column, values in group.columns.items():
                 values.append(columns[column][i])
             if group.whole:

@@ -48,6 +48,7 @@ class TrainerService(SpmdService):
         self.step = 0
         self.doing = "starting"
         self.collector: Collector | None = None
+        self.fetcher: Fetcher | None = None
         self._metrics: MetricsWriter | None = None
         self.publishing: Publishing | None = None
         self._last: dict[str, Any] = {}
@@ -94,14 +95,17 @@ class TrainerService(SpmdService):
     def aside(self, order: Any) -> None:
         match order:
             case FetchRows(rows, ranks):
+                assert self.fetcher is not None
                 mine = [i for i, rank in enumerate(ranks) if rank == self.rank]
                 if mine:
                     self.fetcher.want(rows.select(mine))
             case ForgetRows(uids):
+                assert self.fetcher is not None
                 self.fetcher.forget(uids)
 
     def _train(self, command: TrainBatch) -> dict[str, Any]:
         """Learn from this rank's rows, most of which have been read already; numbers over all ranks."""
+        assert self.fetcher is not None
         began = time.time()
         mine = sorted({i for plan in command.plans for members in plan.of(self.rank) for i in members})
         rows = command.rows.select(mine)
@@ -287,6 +291,8 @@ class TrainerService(SpmdService):
     def close(self) -> None:
         if self.collector is not None:
             self.collector.close()
+        if self.fetcher is not None:
+            self.fetcher.close()
         if self._metrics is not None:
             self._metrics.close()
         if self.publishing is not None:

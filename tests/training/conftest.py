@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from meshy.training.weights.folder import write_weights
 from tests.training.models import make_model
+from tests.training.queues import TrainQueue, train_queue
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +35,18 @@ def computed(models) -> dict[int, dict]:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(partial(run_ranks, models), (1, 2)))
     return {world: torch.load(models / f"world{world}.pt") for world in (1, 2)}
+
+
+@pytest.fixture(scope="session")
+def shared_queue() -> Iterator[TrainQueue]:
+    with train_queue() as queue:
+        yield queue
+
+
+@pytest.fixture
+def queue(shared_queue) -> Iterator[TrainQueue]:
+    yield shared_queue
+    shared_queue.empty()
 
 
 def run_ranks(folder: Path, world: int, program: str = "tests.training.rank") -> None:

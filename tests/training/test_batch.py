@@ -2,34 +2,39 @@ import pytest
 import torch
 
 from meshy.queue.rows import Rows
-from meshy.training.batch import BadRows, batch_of, samples_of, staleness
-
-
-def arrived(uids, groups, positions, rewards, masks):
-    count = len(uids)
-    rows = Rows("train", tuple(uids), tuple(range(count)), "trainer")
-    return rows, {
-        "group_id": groups,
-        "prompt_id": [f"p{p}" for p in positions],
-        "position": torch.tensor(positions),
-        "loss_mask": [torch.tensor(mask, dtype=torch.bool) for mask in masks],
-        "reward": torch.tensor(rewards),
-        "truncated": torch.tensor([False] * (count - 1) + [True]),
-        "t_sent": torch.tensor([float(p) for p in positions], dtype=torch.float64),
-        "t_generated": torch.tensor([10.0 + p for p in positions], dtype=torch.float64),
-        "t_rewarded": torch.tensor([20.0 + p for p in positions], dtype=torch.float64),
-    }
+from meshy.training.batch import BadRows, batch_of, joined, samples_of, staleness
+from meshy.training.inbox import Inbox
+from tests.training.arrivals import arrive, group_columns, groups
 
 
 def test_rows_are_put_in_the_order_of_the_data_whatever_order_they_came_in():
-    late = arrived(["c", "d"], ["g1", "g1"], [1, 1], [0.0, 1.0], [[0, 1], [0, 0, 0]])
-    early = arrived(["a", "b"], ["g0", "g0"], [0, 0], [1.0, 2.0], [[0, 1, 1], [0, 0, 1]])
-    batch = batch_of([late, early])
-    assert batch.rows.uids == ("a", "b", "c", "d")
-    assert batch.rewards.tolist() == [1.0, 2.0, 0.0, 1.0] and batch.groups.tolist() == [0, 0, 1, 1]
-    assert batch.lengths == (3, 3, 2, 3) and batch.written == (2, 1, 1, 0) and batch.tokens == 11
-    assert (batch.prompts, batch.truncated) == (2, 2)
-    assert (batch.first_sent, batch.last_generated, batch.last_rewarded) == (0.0, 11.0, 21.0)
+    inbox = Inbox()
+    late, early = group_columns(11, 2, length=6, truncated=True, lost=1), group_columns(3, 12)
+    arrive(inbox, late, [1, 0], rank=1)
+    arrive(inbox, early, [10, *range(10), 11], rank=0)
+    batch = batch_of(inbox.take(0, 14))
+    assert batch.rows.uids == (*(f"3.{i}" for i in range(12)), "11.0", "11.1")  # and not 3.10 before 3.2
+    assert batch.rewards.tolist() == [*range(12), 0.0, 1.0]
+    assert batch.groups.tolist() == [0] * 12 + [1] * 2
+    assert batch.lengths == (*range(4, 16), 6, 7) and batch.written == (*range(3, 15), 5, 6)
+    assert batch.ranks == (0,) * 12 + (1,) * 2
+    assert (batch.tokens, batch.prompts, batch.truncated, batch.lost) == (sum(range(4, 16)) + 13, 2, 2, 2)
+    assert (batch.first_sent, batch.last_generated, batch.last_rewarded) == (3.0, 21.0, 31.0)
+
+
+def test_parts_joined_are_one_batch_whose_groups_stay_apart():
+    first = batch_of(groups(group_columns(5), group_columns(2, 3), ranks=(1, 0)))
+    second = batch_of(groups(group_columns(4, truncated=True)))
+    assert first.groups.tolist() == [0, 0, 0, 1, 1]
+    whole = joined([first, second])
+    assert whole.rows.uids == ("2.0", "2.1", "2.2", "5.0", "5.1", "4.0", "4.1")
+    assert whole.groups.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert whole.rewards.tolist() == [0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 1.0]
+    assert whole.lengths == (4, 5, 6, 4, 5, 4, 5) and whole.written == (3, 4, 5, 3, 4, 3, 4)
+    assert whole.ranks == (0, 0, 0, 1, 1, 0, 0)
+    assert (whole.tokens, whole.prompts, whole.truncated, whole.lost) == (33, 3, 2, 0)
+    assert (whole.first_sent, whole.last_generated, whole.last_rewarded) == (2.0, 15.0, 25.0)
+    assert joined([first]).rows == first.rows
 
 
 def columns(**changes):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshy.training.plan import micro_batches, mini_batches, plan_mini_batch
+from meshy.training.plan import EVEN_WITHIN, Shares, even_out, micro_batches, mini_batches, plan_mini_batch
 
 lengths_of = st.lists(st.integers(1, 100), min_size=0, max_size=60)
 
@@ -65,3 +65,74 @@ def test_mini_batches_are_equal_parts_in_order(order, count):
     parts = mini_batches(order, count)
     assert [sample for part in parts for sample in part] == order
     assert len(parts) == count and max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+homes_of = st.integers(1, 5).flatmap(
+    lambda world: st.tuples(
+        st.just(world), st.lists(st.tuples(st.integers(0, world - 1), st.integers(1, 100)), max_size=60)
+    )
+)
+
+
+def loads_of(home, costs, world) -> list[int]:
+    return [sum(costs[i] for i, rank in home.items() if rank == r) for r in range(world)]
+
+
+@given(homes_of)
+def test_evening_out_loses_nothing_and_leaves_ranks_even_within_one_sample(drawn):
+    world, samples = drawn
+    home, costs = {i: rank for i, (rank, _) in enumerate(samples)}, {i: cost for i, (_, cost) in enumerate(samples)}
+    even = even_out(home, costs, world)
+    assert even.keys() == home.keys() and set(even.values()) <= set(range(world))
+    before, after = loads_of(home, costs, world), loads_of(even, costs, world)
+    assert sum(before) == sum(after)
+    gap, mean = max(after) - min(after), sum(after) / world
+    assert gap <= max(max(costs.values(), default=0), EVEN_WITHIN * mean)
+    assert max(after) <= max(before)
+    assert even_out(home, costs, world) == even  # the same on every rank
+    assert even_out(even, costs, world) == even  # and once is enough
+    if max(before) - min(before) <= EVEN_WITHIN * mean:
+        assert even == home
+
+
+@given(st.integers(2, 4), st.lists(st.integers(20, 200), min_size=40, max_size=120), st.randoms(use_true_random=False))
+def test_rows_that_were_shared_out_as_they_came_move_little(world, lengths, chance):
+    shares = Shares(world, by_name=False)
+    home = {i: shares.rank_of(str(i), length) for i, length in enumerate(lengths)}
+    costs = {i: 3 * length for i, length in enumerate(lengths)}
+    even = even_out(home, costs, world)
+    assert sum(even[i] != home[i] for i in home) <= world
+
+
+def test_a_rank_by_name_depends_on_nothing_else():
+    forward, backward = Shares(3, by_name=True), Shares(3, by_name=True)
+    uids = [f"{position}.{i}" for position in range(40) for i in range(4)]
+    ranks = {uid: forward.rank_of(uid, 10) for uid in uids}
+    assert {uid: backward.rank_of(uid, 1000) for uid in reversed(uids)} == ranks
+    assert min(Counter(ranks.values()).values()) > len(uids) / 3 * 0.7
+
+
+def test_else_a_row_goes_to_the_rank_with_the_fewest_tokens():
+    shares = Shares(3, by_name=False)
+    assert [shares.rank_of("x", length) for length in (10, 2, 4, 3, 1, 1)] == [0, 1, 2, 1, 2, 1]
+
+
+@given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60), world=st.integers(1, 4), data=st.data())
+def test_a_plan_keeps_samples_where_they_are_but_for_an_even_load(lengths, world, data):
+    ranks = data.draw(st.lists(st.integers(0, world - 1), min_size=len(lengths), max_size=len(lengths)))
+    idle = data.draw(st.sets(st.integers(0, len(lengths) - 1)))
+    samples = [i for i in range(len(lengths)) if i % 3]  # one mini-batch of several
+    plan = plan_mini_batch(
+        samples,
+        lengths,
+        lengths,
+        world_size=world,
+        tokens_per_micro_batch=100,
+        packed=False,
+        only_score=idle,
+        ranks=ranks,
+    )
+    costs = {i: lengths[i] * (1 if i in idle else 3) for i in samples}
+    even = even_out({i: ranks[i] for i in samples}, costs, world)
+    assert {i: rank for rank in range(world) for batch in plan.of(rank) for i in batch} == even
+    assert len({len(batches) for batches in plan.trained}) == len({len(batches) for batches in plan.scored}) == 1

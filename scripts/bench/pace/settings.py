@@ -29,7 +29,9 @@ class Scale:
 SCALES = (Scale(1, 128), Scale(16, 2048))
 
 
-def setting_of(scale: Scale, pace: dict[str, Any], *, batches: int, step_seconds: float = 1.0, **fields: Any) -> Setting:
+def setting_of(
+    scale: Scale, pace: dict[str, Any], *, batches: int, step_seconds: float = 1.0, **fields: Any
+) -> Setting:
     """The trainer takes a step's time for as many tokens as all slots write in a step."""
     if batches_in_flight := pace.get("batches_in_flight"):
         fields["max_in_flight"] = int(batches_in_flight * scale.batch_size)

@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from meshy.listening import listen
+from meshy.observe.jsonl import JsonlWriter
 from meshy.service import Context, Service
 from scripts.bench.pace.decoding import Decoding, Job
 from scripts.bench.pace.lengths import response_length
@@ -27,7 +28,8 @@ Handler = Callable[[dict[str, Any]], Awaitable[web.Response]]
 
 
 class SleepingEngine(Service):
-    """Answers from the end of `setup` on, in a thread of its own."""
+    """Answers from the end of `setup` on, in a thread of its own. Writes to arrivals.<replica>.jsonl when each weight
+    version got its first request."""
 
     config: SleepingEngineConfig
 
@@ -69,11 +71,16 @@ class SleepingEngine(Service):
     async def _until_stopped(self) -> None:
         replica = self.context.replica
         self._loop = asyncio.get_running_loop()
-        self.server = SleepingServer(self.config, on_busy=lambda start, end: self.timeline.record("decode", start, end))
-        assert replica.endpoint_port is not None
-        async with self.server.on(replica.host, replica.endpoint_port):
-            self._started.set()
-            await self.server.stopped.wait()
+        with JsonlWriter(self.context.folder.path / f"arrivals.{replica.index}.jsonl") as arrivals:
+            self.server = SleepingServer(
+                self.config,
+                on_busy=lambda start, end: self.timeline.record("decode", start, end),
+                on_first=lambda version, when: arrivals.write({"weight_version": version, "first_request": when}),
+            )
+            assert replica.endpoint_port is not None
+            async with self.server.on(replica.host, replica.endpoint_port):
+                self._started.set()
+                await self.server.stopped.wait()
 
     def health(self) -> dict[str, Any]:
         if self.server is None:
@@ -91,18 +98,23 @@ class SleepingEngine(Service):
 class SleepingServer:
     """The routes. To be made in the event loop in which it serves.
 
-    on_busy: told, in unix seconds, from when to when something was running.
+    on_busy: told, in unix seconds, from when to when something was running. on_first: told the weight version and when,
+    in unix seconds, the first request came while that version was served.
     """
 
     def __init__(
-        self, config: SleepingEngineConfig, on_busy: Callable[[float, float], None] = lambda start, end: None
+        self,
+        config: SleepingEngineConfig,
+        on_busy: Callable[[float, float], None] = lambda start, end: None,
+        on_first: Callable[[int, float], None] = lambda version, when: None,
     ) -> None:
         self.config = config
         self.stopped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.decoding = Decoding(config.slots, config.step_seconds, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
-        self._on_busy = on_busy
+        self._on_busy, self._on_first = on_busy, on_first
+        self._asked_at = -1  # the newest weight version that a request has come to
         self._busy_since: float | None = None
 
     def on(self, host: str, port: int) -> Serving:
@@ -156,6 +168,9 @@ class SleepingServer:
     # Generation -------------------------------------------------------------------------------------------------------
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
+        if self.decoding.version > self._asked_at:
+            self._asked_at = self.decoding.version
+            self._on_first(self._asked_at, time.time())
         prompt, sampling, rid = body["input_ids"], body["sampling_params"], str(body["rid"])
         most = int(sampling["max_new_tokens"])
         left = self._length(prompt, sampling.get("sampling_seed"), rid) - self._already(prompt)

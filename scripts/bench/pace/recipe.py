@@ -6,23 +6,32 @@ torchrun --standalone --nproc-per-node 1 -m meshy.ignitor scripts/bench/pace/rec
 from __future__ import annotations
 
 from meshy.recipe import Recipe, Sampling, ServiceGroup
-from meshy.rollout.config import RolloutConfig
-from scripts.bench.pace.roles import SleepingEngineConfig, SleepingTrainerConfig
+from scripts.bench.pace.roles import SeededRolloutConfig, SleepingEngineConfig, SleepingTrainerConfig
 
-SLOTS = 32
 LONGEST = 16_000  # tokens; no response is cut off
 
 
 def recipe(
     batch_size: int = 128,
     group_size: int = 8,
-    replicas: int = 1,
-    slots: int = SLOTS,
+    slots: int = 32,
     steps: int = 5,
     step_seconds: float = 0.002,
-    in_flight_per_engine: int | None = None,
+    mean_length: float = 200.0,
+    sigma: float = 1.0,
+    trainer_load: float = 1.0,
+    window: int | None = 1,
+    max_staleness: int | None = None,
+    mini_batches: int = 1,
+    stream: bool = False,
+    rollouts: int = 1,
+    max_in_flight: int | None = None,
 ) -> Recipe:
-    """A batch is trained in the time in which `replicas` full engines of so many slots yield one."""
+    """slots: of one engine, which may stand for several. trainer_load: how long a batch is trained, over the time in
+    which the full engine yields one. rollouts: replicas. max_in_flight: see RolloutConfig.
+
+    The engine is given a quarter more requests than it has slots, so that a slot never waits for its next request.
+    """
     return Recipe(
         name="pace",
         model="recipes/demo_model",
@@ -34,22 +43,32 @@ def recipe(
         groups=(
             ServiceGroup(
                 id="inference",
-                config=SleepingEngineConfig(slots=slots, step_seconds=step_seconds),
-                replicas=replicas,
+                config=SleepingEngineConfig(
+                    slots=slots, step_seconds=step_seconds, mean_length=mean_length, sigma=sigma
+                ),
             ),
             ServiceGroup(
                 id="trainer",
-                config=SleepingTrainerConfig(batch_size=batch_size, token_seconds=step_seconds / (slots * replicas)),
+                config=SleepingTrainerConfig(
+                    batch_size=batch_size,
+                    mini_batches=mini_batches,
+                    stream_minibatch=stream,
+                    max_staleness=max_staleness,
+                    token_seconds=trainer_load * step_seconds / slots,
+                ),
                 wait_for=("inference",),
             ),
             ServiceGroup(
                 id="rollout",
-                config=RolloutConfig(
+                config=SeededRolloutConfig(
                     group_size=group_size,
+                    window=window,
                     evaluate=False,
                     log_trajectories=0.0,
-                    max_in_flight_per_engine=in_flight_per_engine,
+                    max_in_flight=max_in_flight,
+                    max_in_flight_per_engine=slots + slots // 4,
                 ),
+                replicas=rollouts,
                 wait_for=("inference",),
             ),
         ),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.data.task import Example, Task
 from meshy.recipe import Recipe, ServiceConfig
 from meshy.rewards.sample import RewardSample
-from meshy.training.config import LIVE_GATES
+from meshy.rollout.config import RolloutConfig
+from meshy.training.config import TrainerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,36 +44,32 @@ class SleepingEngineConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SleepingTrainerConfig(ServiceConfig):
-    """Takes rows, reads them, sleeps `token_seconds` for each token that the policy wrote, and opens the next gate.
-
-    batch_size: samples between two versions. mini_batches: parts that a batch is taken in where `stream_minibatch` says
-    so. max_staleness: of a token that is trained, in versions. publish_to: groups whose engines are told the version.
-    """
+class SleepingTrainerConfig(TrainerConfig):
+    """Takes parts of batches as the trainer does, sleeps `token_seconds` for each token that the policy wrote instead
+    of learning from it, and opens the next gate. Of the trainer's settings those on what is trained count, and
+    publish_to: groups whose engines are told the version."""
 
     service: ClassVar[str] = "scripts.bench.pace.trainer:SleepingTrainer"
-    ends_run: ClassVar[bool] = True
-    can_restart: ClassVar[bool] = False
+    processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "one"
 
-    batch_size: int
     token_seconds: float
-    mini_batches: int = 1
-    stream_minibatch: bool = False
-    max_staleness: int | None = None
-    publish_to: tuple[str, ...] = ("inference",)
 
-    def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
-        return (
-            Consumes(TRAIN, TRAIN_COLUMNS, end=True),
-            Consumes(EVAL, EVAL_COLUMNS, end=True),
-            Consumes(GEN_GATE, GATE_COLUMNS, end=True),
-        )
+    def faults(self, recipe: Recipe) -> list[str]:
+        return super().faults(timed(recipe))
 
-    def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
-        return (Produces(GEN_GATE, GATE_COLUMNS, creates=True),)
 
-    def live_rows(self, recipe: Recipe) -> dict[str, int]:
-        return {GEN_GATE: LIVE_GATES}
+@dataclass(frozen=True, kw_only=True)
+class SeededRolloutConfig(RolloutConfig):
+    """The real rollout. A `deterministic` run's requests carry seeds, from which their lengths follow; that is wanted
+    at every window, though beyond lock step no run repeats itself."""
+
+    def faults(self, recipe: Recipe) -> list[str]:
+        return super().faults(timed(recipe))
+
+
+def timed(recipe: Recipe) -> Recipe:
+    """The recipe as one that need not repeat itself."""
+    return replace(recipe, deterministic=False)
 
 
 def numbered(*, seed: int = 0, prompts: int = 4096) -> Task:

@@ -88,8 +88,8 @@ def structure_faults(recipe: Recipe) -> list[str]:
             faults.append(f"group id {id!r} is used {ids.count(id)} times; give each group an id of its own")
         if id in own:
             faults.append(f"group id {id!r} is also a run-wide field of the recipe; choose another id")
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", id):
-            faults.append(f"group id {id!r}: use letters, digits and '_' only, starting with a letter")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", id):
+            faults.append(f"group id {id!r}: use up to 64 letters, digits and '_', starting with a letter")
     if not recipe.groups:
         faults.append("groups: the recipe has no service group; nothing would run")
     for group in recipe.groups:
@@ -181,10 +181,10 @@ def ring_faults(recipe: Recipe) -> list[str]:
 def _one_ring_faults(ring: ColocationRing, groups: dict[str, ServiceGroup]) -> list[str]:
     faults: list[str] = []
     ids = [id for id, _ in ring.members]
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", ring.id):
-        faults.append(f"ring id {ring.id!r}: use letters, digits and '_' only, starting with a letter")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", ring.id):
+        faults.append(f"ring id {ring.id!r}: use up to 64 letters, digits and '_', starting with a letter")
     for id, how in ring.members:
-        waits = sorted(_waited_for(id, groups) & set(ids))
+        waits = sorted((_waited_for(id, groups) & set(ids)) - {id})
         if how == FALLBACK and waits:
             faults.append(
                 f"ring {ring.id!r}: {id!r}, which holds the GPUs while nobody asks, waits for {waits[0]!r} of the same "
@@ -228,6 +228,21 @@ def _waited_for(id: str, groups: dict[str, ServiceGroup]) -> set[str]:
         seen |= fresh
         ahead += fresh
     return seen
+
+
+def colocation_faults(recipe: Recipe) -> list[str]:
+    """Groups that would share the GPUs of one another in a circle."""
+    hosts = {group.id: group.colocate_with for group in recipe.groups}
+    circles = set()
+    for id in hosts:
+        seen = [id]
+        while (other := hosts.get(seen[-1])) is not None and other not in seen:
+            seen.append(other)
+        if other == id:
+            circles.add(", ".join(sorted(seen)))
+    return [
+        f"colocate_with goes round in a circle among {ids}; let one of them have GPUs of its own" for ids in circles
+    ]
 
 
 def wait_for_faults(recipe: Recipe) -> list[str]:

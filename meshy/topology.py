@@ -17,6 +17,7 @@ and within a service's 8 ports: +0 its endpoint (HTTP of inference), +1 its dist
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -28,7 +29,7 @@ from typing import Any, Literal
 from meshy.columns import Contract, derive_contract
 from meshy.importing import nearest
 from meshy.recipe import Membership, Recipe, RecipeError, ServiceGroup
-from meshy.refusals import ring_faults, structure_faults, value_faults, wait_for_faults
+from meshy.refusals import colocation_faults, ring_faults, structure_faults, value_faults, wait_for_faults
 
 PORT_SPAN = 2048
 FIRST_BASE_PORT = 10240
@@ -213,14 +214,17 @@ def derive_topology(recipe: Recipe, gpus: Sequence[Gpu], base_port: int = FIRST_
     Raises RecipeError with every fault found: too few GPUs, a replica that spans hosts unevenly, rings that do not fit,
     two services on one port, a cycle in `wait_for`, columns that do not fit together, a partition that nobody clears.
     """
-    faults = structure_faults(recipe) + _gpu_list_faults(gpus)
+    faults = structure_faults(recipe) + colocation_faults(recipe) + _gpu_list_faults(gpus)
     if faults:
         raise RecipeError(faults + value_faults(recipe))
-    faults = value_faults(recipe) + ring_faults(recipe) + wait_for_faults(recipe)
+    rings = ring_faults(recipe)
+    faults = value_faults(recipe) + rings + wait_for_faults(recipe)
     if not LOWEST_PORT <= base_port <= 65535 - PORT_SPAN:
         faults.append(f"base_port: expected {LOWEST_PORT} to {65535 - PORT_SPAN}, got {base_port}")
     placement, misplaced = _place(recipe, gpus)
     faults += misplaced or _shared_gpu_faults(recipe, placement, gpus)
+    if rings:  # else their ledgers would add faults of their own
+        recipe = dataclasses.replace(recipe, rings=())
     try:
         contract, misfits = derive_contract(recipe.declarations())
     except LookupError:
@@ -334,7 +338,7 @@ def _shared_gpu_faults(recipe: Recipe, placement: Placement, gpus: Sequence[Gpu]
         sets = {
             id: sorted(rank for replica in placement[id] for rank in replica)
             for id, _ in ring.members
-            if id in placement
+            if id in placement and groups[id].gpus_per_replica
         }
         first = next(iter(sets.values()), [])
         for id, ranks in sets.items():

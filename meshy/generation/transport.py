@@ -8,6 +8,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+# Servers close a connection that is idle for 5 s (uvicorn's default, SGLang's too); one that is reused just then fails.
+KEEP_ALIVE_SECONDS = 4.0
 HEADERS = {"content-type": "application/json"}
 
 
@@ -52,7 +54,7 @@ class Transport:
     async def _exchange(self, method: str, url: str, body: Any) -> tuple[int, str, bytes]:
         if self._session is None:
             # A limit here would queue requests unseen; the client bounds what is in flight itself.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         data = None if body is None else orjson.dumps(body)
         async with self._session.request(method, url, data=data, headers=HEADERS) as response:

@@ -16,6 +16,7 @@ from meshy.ignitor.agreement import Arguments, Run, agree
 from meshy.ignitor.children import Children, service_command, service_environment
 from meshy.ignitor.discover import DiscoveryError, Seat, discover
 from meshy.ignitor.ending import Ending, restart_counts, say
+from meshy.ignitor.leftovers import remove_leftovers
 from meshy.ignitor.watch import QUEUE, Interrupts, Watch
 from meshy.lifetime import die_with_parent
 from meshy.recipe import RecipeError
@@ -95,6 +96,7 @@ def live(seat: Seat, run: Run) -> Ending:
             raise
         finally:
             stop(children, interrupts)
+            remove_leftovers(run.launch.run_id)
             if story is not None:
                 names = [process.name for process in run.topology.processes]
                 story.end(ending, started, restart_counts(seat.store, names))

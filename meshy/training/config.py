@@ -235,7 +235,7 @@ class TrainerConfig(ServiceConfig):
         ring_of = {id: ring.id for ring in recipe.rings for id, _ in ring.members}
         mine = next((ring_of.get(group.id) for group in recipe.groups if group.config is self), None)
         for id in self.publish_to:
-            if ring_of.get(id) != mine:
+            if id in serving and ring_of.get(id) != mine:
                 faults.append(
                     f"publish_to: {id!r} is in ring {ring_of.get(id, 'none')!r}, this trainer in {mine or 'none'!r}; "
                     "weights would go while one of them does not have its GPUs: put both into one ring, or neither"
@@ -243,7 +243,7 @@ class TrainerConfig(ServiceConfig):
             target = serving[id].config if id in serving else None
             dp, quantization = getattr(target, "dp", 1), getattr(target, "quantization", None)
             if why := hindrance(self.publish, dp=dp, quantization=quantization, in_ring=id in ring_of):
-                faults.append(f"publish: {self.publish!r} cannot be gone: {id!r} {why}")
+                faults.append(f"publish: {self.publish!r} cannot be used: {id!r} {why}")
         if mine is not None and self.publish_in_flight != "retract":
             faults.append(
                 f"publish_in_flight: in a ring, what is in flight always waits and goes on; {self.publish_in_flight!r} "

@@ -1,5 +1,6 @@
 """Publishing by a trainer in a ring: when replicas may load new weights, the trainer has left the GPUs."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from meshy.training.publishing import Publishing
 from meshy.training.weights.choice import Target
 from meshy.training.weights.folder import stage_copy, stage_weights, weight_bytes
 from meshy.training.weights.publisher import Carrier, Published
-from meshy.training.weights.shelf import Shelf
+from meshy.training.weights.shelf import Shelf, lacking_memory
+
+log = logging.getLogger("meshy.training")
 
 
 class RingPublishing(Publishing):
@@ -43,6 +46,11 @@ class RingPublishing(Publishing):
         if self.config.publish == "collective":
             raise ValueError("publish='collective': the trainer is in a ring, from where weights go by a folder only")
         context, self.mode = self.context, "shm" if mode == "shm" else "disk"
+        if self.mode == "shm" and (lacking := lacking_memory(weight_bytes(context.model_folder))):
+            if self.config.publish == "shm":
+                raise ValueError(f"publish='shm': {lacking}; use 'disk' or 'auto', or give the host more")
+            log.warning("weights go by disk: %s", lacking)
+            self.mode = "disk"
         if self.mode == "shm":
             self._shelf = Shelf.in_memory(context.run_id)
         else:

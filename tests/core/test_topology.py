@@ -171,7 +171,7 @@ def test_no_two_processes_share_a_port_or_a_gpu(engines: int, ranks: int, hosts:
         (recipe_of(sampling=Sampling(max_new_tokens=4096)), gpu_list(1, 2), "less than context_length (1024)"),
         (recipe_of(ServiceGroup(id="rollout", config=Scorer())), gpu_list(1, 2), "group id 'rollout' is used 2 times"),
         (recipe_of(ServiceGroup(id="steps", config=Scorer())), gpu_list(1, 2), "'steps' is also a run-wide field"),
-        (recipe_of(ServiceGroup(id="a-b", config=Scorer())), gpu_list(1, 2), "use letters, digits and '_'"),
+        (recipe_of(ServiceGroup(id="a-b", config=Scorer())), gpu_list(1, 2), "use up to 64 letters, digits and '_'"),
         (
             recipe_of(ServiceGroup(id="s", config=Scorer(), replicas=0)),
             gpu_list(1, 2),
@@ -210,7 +210,8 @@ def ring(*members: tuple[str, str], id: str = "r") -> ColocationRing:
     [
         ((ring(("inference", ON_DEMAND), ("trainer", ON_DEMAND)),), "ring 'r' has no FALLBACK member"),
         ((ring(("inference", FALLBACK), ("trainer", FALLBACK)),), "ring 'r' has several FALLBACK members"),
-        ((ring(("inference", FALLBACK), ("trainer", ON_DEMAND), id="a/b"),), "ring id 'a/b': use letters, digits"),
+        ((ring(("inference", FALLBACK), ("trainer", ON_DEMAND), id="a/b"),), "ring id 'a/b': use up to 64 letters"),
+        ((ring(("inference", FALLBACK), ("trainer", ON_DEMAND), id=300 * "a"),), "use up to 64 letters"),
         ((ring(("inference", ON_DEMAND), ("trainer", FALLBACK)),), "'inference' answers requests at any time"),
         ((ring(("inference", FALLBACK)),), "ring 'r' has 1 member"),
         ((ring(("inference", FALLBACK), ("inference", ON_DEMAND)),), "ring 'r' names group 'inference' twice"),
@@ -237,6 +238,20 @@ def test_the_fallback_member_does_not_wait_for_its_ring() -> None:
     waiting = dataclasses.replace(recipe.group("inference"), wait_for=("trainer",))
     faults = faults_of(dataclasses.replace(recipe, groups=(waiting, *recipe.groups[1:])), gpu_list(1, 4))
     assert any("'inference', which holds the GPUs while nobody asks, waits for 'trainer'" in fault for fault in faults)
+
+
+def test_groups_do_not_share_gpus_in_a_circle() -> None:
+    recipe = colocated()
+    inference = dataclasses.replace(recipe.groups[0], colocate_with="trainer")
+    faults = faults_of(dataclasses.replace(recipe, groups=(inference, *recipe.groups[1:])), gpu_list(1, 4))
+    assert faults == [
+        "colocate_with goes round in a circle among inference, trainer; let one of them have GPUs of its own"
+    ]
+
+
+def test_a_ring_that_is_refused_adds_no_faults_of_its_ledger() -> None:
+    faults = faults_of(colocated(rings=(ring(("inference", FALLBACK), ("trainer", ON_DEMAND)),) * 2), gpu_list(1, 4))
+    assert not any("colocate.r" in fault for fault in faults), faults
 
 
 def test_nor_by_way_of_others() -> None:

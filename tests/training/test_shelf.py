@@ -1,10 +1,11 @@
 """Folders of weights in memory: what a killed trainer leaves behind, and what belongs to one that lives."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from meshy.training.weights.shelf import PREFIX, Shelf
+from meshy.training.weights.shelf import PREFIX, Shelf, lacking_memory
 
 OTHER = """
 import sys
@@ -41,3 +42,9 @@ def test_the_newest_two_are_kept(tmp_path: Path) -> None:
         assert shelf.put(part) == shelf.place(version)
     assert sorted(path.name for path in shelf.root.iterdir()) == ["v10", "v11"]
     shelf.close()
+
+
+def test_memory_must_hold_one_version_more_than_are_kept(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    assert lacking_memory(free // 4, tmp_path) == ""
+    assert "MiB free, and" in lacking_memory(free // 2, tmp_path)

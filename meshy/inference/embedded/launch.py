@@ -84,6 +84,7 @@ class EmbeddedServer:
             ws="none",
             log_level="warning",
             access_log=False,
+            timeout_keep_alive=30,
             timeout_graceful_shutdown=5,
         )
         self._uvicorn = uvicorn.Server(config)

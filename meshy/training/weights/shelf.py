@@ -49,6 +49,13 @@ class Shelf:
             os.close(self._lock)
 
 
+def lacking_memory(model: int, memory: Path = MEMORY) -> str:
+    """Why a shelf in memory would not hold the weights of a model of so many bytes; empty where it does. One version
+    more than are kept is there while it is staged."""
+    needed, free = (KEPT + 1) * model, shutil.disk_usage(memory).free
+    return f"{memory} has {free >> 20} MiB free, and {needed >> 20} are needed" if free < needed else ""
+
+
 def _make(root: Path) -> int:
     """Makes the folder; it is locked before it has its name, so that nobody takes it for one that was left behind."""
     hidden = root.parent / f".{root.name}"

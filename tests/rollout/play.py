@@ -32,7 +32,7 @@ from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox
 
 HOST = "127.0.0.1"
 RUN_ID = "rollout-tests"
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 def topology_of(recipe: Recipe, base_port: int) -> Topology:

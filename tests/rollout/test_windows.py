@@ -229,7 +229,7 @@ def most_at_once(trained: Trained) -> int:
 
 
 @pytest.mark.parametrize(
-    ("fields", "groups"), [({"max_in_flight": 13}, 3), ({"max_in_flight_tokens": 500}, 2), ({"max_in_flight": 4}, 1)]
+    ("fields", "groups"), [({"max_in_flight": 13}, 3), ({"max_in_flight_tokens": 300}, 2), ({"max_in_flight": 4}, 1)]
 )
 def test_no_more_is_in_flight_than_is_said(play: Play, fields, groups):
     recipe = recipe_for(

@@ -191,7 +191,8 @@ def test_with_restart_interrupted_each_response_has_one_version_whatever_interru
                 await client.everywhere(commands.CONTINUE)
             done = await asyncio.gather(*jobs)
             assert all(len(set(one.versions)) == 1 for one in done)  # parts that were thrown away do not count
-            assert all(len(one.tokens) == len(one.logprobs) == len(one.versions) == 60 for one in done)
+            assert all(len(one.tokens) == len(one.logprobs) == len(one.versions) > 0 for one in done)
+            assert all((len(one.tokens) == 60) == (one.finish_reason == "length") for one in done)
             assert client.numbers[url].retries >= 1 and client.balance.load == {url: 0}
 
     run(work)

@@ -1,4 +1,4 @@
-"""What is wrong with a run's data, reward and filter, seen on the host before anything is spawned. Torch-free and quick.
+"""What is wrong with a run's data, reward and filter, seen on the host before anything is spawned. Torch-free, quick.
 
 Prompts are counted here without the chat template, which would cost an import of transformers; the service counts
 exactly when it starts.

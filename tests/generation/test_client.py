@@ -77,9 +77,8 @@ def test_a_group_goes_to_one_replica(replicas):
 def test_requests_in_flight_are_bounded(replicas):
     async def work():
         for bounds, most, most_each in (
-            ({"max_in_flight": 3}, 3, 2),
             ({"max_in_flight_per_replica": 2}, 4, 2),
-            ({"max_in_flight": 5, "max_in_flight_per_replica": 1}, 2, 1),
+            ({"max_in_flight_per_replica": 1}, 2, 1),
         ):
             async with client_of(replicas, **bounds) as client:
                 seen = []
@@ -175,6 +174,26 @@ def test_an_aborted_generation_is_resumed_and_writes_the_same(pristine):
             assert (done.tokens, done.finish_reason) == (expected.tokens, expected.finish_reason)
             assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
             assert done.parts > 1 and done.versions == [0] * len(done.tokens)
+
+    run(work)
+
+
+@pytest.mark.parametrize("mode", ["retract", "abort"])
+def test_with_restart_interrupted_each_response_has_one_version_whatever_interrupts_it(pristine, folders, mode):
+    async def work():
+        async with client_of(pristine[:1], restart_interrupted=True) as client:
+            (url,) = client.urls
+            jobs = [asyncio.create_task(client.generate(PROMPT, Sampling(max_new_tokens=60))) for _ in range(6)]
+            for version in (1, 2):
+                await running(client, url)
+                await client.everywhere(commands.pause(mode))
+                await client.everywhere(commands.update_from_disk(folders[version % 2], version))
+                await client.everywhere(commands.CONTINUE)
+            done = await asyncio.gather(*jobs)
+            assert all(len(set(one.versions)) == 1 for one in done)  # parts that were thrown away do not count
+            assert all(len(one.tokens) == len(one.logprobs) == len(one.versions) > 0 for one in done)
+            assert all((len(one.tokens) == 60) == (one.finish_reason == "length") for one in done)
+            assert client.numbers[url].retries >= 1 and client.balance.load == {url: 0}
 
     run(work)
 

@@ -32,7 +32,7 @@ from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox
 
 HOST = "127.0.0.1"
 RUN_ID = "rollout-tests"
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 def topology_of(recipe: Recipe, base_port: int) -> Topology:
@@ -63,9 +63,9 @@ class Engine:
     def load(self, folder: str, version: int) -> None:
         """New weights, as a trainer gives them: what is running goes on with them."""
         self._call("/pause_generation", {"mode": "retract"})
-        assert self._call("/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})[
-            "success"
-        ]
+        told = self._call("/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})
+        self._call("/continue_generation", {})
+        assert told["success"], told
 
     def running(self) -> int:
         """Requests that are being answered now."""

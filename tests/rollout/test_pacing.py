@@ -145,7 +145,7 @@ def test_over_sampling_rounds_up_but_not_for_the_sake_of_a_float(share, started)
     ],
 )
 def test_a_pace_that_cannot_be_kept_is_refused(fields):
-    with pytest.raises(ValueError, match="window|over_sampling"):
+    with pytest.raises(ValueError, match=r"window|over_sampling"):
         pacing_of(2, 2, 2, **fields)
 
 

@@ -6,15 +6,15 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from meshy.listening import listen
 from meshy.observe.jsonl import JsonlWriter
 from meshy.service import Context, Service
+from scripts.bench.pace.answers import Handler, as_json, with_json
 from scripts.bench.pace.decoding import Decoding, Job
 from scripts.bench.pace.lengths import response_length
 from scripts.bench.pace.roles import SleepingEngineConfig
@@ -23,8 +23,6 @@ LOGPROB = -1.0  # of every token
 MODES = ("abort", "retract", "in_place")
 START_SECONDS = 30.0
 MAX_BODY = 1 << 26  # bytes
-
-Handler = Callable[[dict[str, Any]], Awaitable[web.Response]]
 
 
 class SleepingEngine(Service):
@@ -298,20 +296,3 @@ class Serving:
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
-
-
-def with_json(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """The handler gets the JSON body; what it cannot make sense of is answered 400."""
-
-    async def handle(request: web.Request) -> web.Response:
-        raw = await request.read()
-        try:
-            return await handler(orjson.loads(raw) if raw else {})
-        except (KeyError, TypeError, ValueError) as error:
-            return as_json({"message": f"{request.path}: {type(error).__name__}: {error}"}, 400)
-
-    return handle
-
-
-def as_json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

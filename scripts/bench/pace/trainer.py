@@ -95,7 +95,13 @@ class SleepingTrainer(Service):
         self.step = step
         self.gates.clear_acknowledged()
         tokens = sum(whole.written)
-        row = {"step": step, "weight_version": step, "samples": len(whole.rows), "tokens": tokens, "parts": len(parts)}
+        row: dict[str, Any] = {
+            "step": step,
+            "weight_version": step,
+            "samples": len(whole.rows),
+            "tokens": tokens,
+            "parts": len(parts),
+        }
         row |= {"lost": whole.lost, "dropped": self.dropped - dropped, **ages_row(ages.tolist())}
         row |= {"started": started, "trained": trained, "gate_put": put, "ended": ended, "step_seconds": put - started}
         self._metrics.write(row | {"time/train": tokens * self.config.token_seconds, "time/wait": waited})

@@ -1,11 +1,14 @@
 """The leader's line to its crew: threads stand for ranks, over real sockets; dying ranks are real processes."""
 
+import queue
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -114,22 +117,30 @@ def test_a_stranger_on_the_line_is_turned_away(crew, monkeypatch):
     assert other.receive() == "hello" and not losses
 
 
-def test_a_rank_stuck_in_native_code_is_ended_with_the_other_ones_reason(tmp_path):
-    program = """
-import logging, sys, threading, time
+OTHER_RANK = """
+import logging, queue, sys, threading
 from meshy.spmd.crew import Crew
 logging.basicConfig(level=logging.INFO)
 class Store:
     def get(self, key): return sys.stdin.readline().encode()
-crew = Crew(1, 2, "127.0.0.1", Store())
+asides = queue.SimpleQueue()
+def on_aside(order):
+    if order == "fail": raise ValueError("no such rows")
+    asides.put(order)
+crew = Crew(1, 2, "127.0.0.1", Store(), on_aside=on_aside)
 print("joined", flush=True)
-threading.Lock().acquire(); lock = threading.Lock(); lock.acquire(); lock.acquire()
 """
+"""Of a process of its own. What follows it says what its main thread does."""
+
+
+@contextmanager
+def leading(program: str, **options: Any) -> Iterator[tuple[Crew, subprocess.Popen[str]]]:
+    """The leader, here, of a process that has joined it."""
     store = Store()
     with ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(Crew, 0, 2, "127.0.0.1", store, on_loss=lambda why: None)
+        leading = pool.submit(Crew, 0, 2, "127.0.0.1", store, **options)
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", OTHER_RANK + program],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -138,12 +149,58 @@ threading.Lock().acquire(); lock = threading.Lock(); lock.acquire(); lock.acquir
         try:
             process.stdin.write(store.get("crew").decode() + "\n")
             process.stdin.flush()
-            leader = leading.result(timeout=20)
+            leader = leading.result(timeout=60)
             assert process.stdout.readline() == "joined\n"
-            started = time.monotonic()
-            leader.fail("ValueError: what went wrong")
-            _, errors = process.communicate(timeout=20)
+            yield leader, process
         finally:
             process.kill()
+            process.wait()
+
+
+def test_an_order_aside_is_handled_while_the_main_thread_is_busy_with_a_command():
+    program = """
+assert crew.receive() == "work"
+print("aside:", [asides.get(), asides.get()], flush=True)  # the command ends with what comes aside meanwhile
+print("next:", crew.receive(), flush=True)
+"""
+    with leading(program) as (leader, process):
+        leader.send("work")
+        leader.send_aside({"rows": 3})
+        leader.send("more")
+        leader.send_aside({"rows": 4})
+        assert process.stdout.readline() == "aside: [{'rows': 3}, {'rows': 4}]\n"
+        assert process.stdout.readline() == "next: more\n"
+        leader.close()
+
+
+def test_orders_aside_and_commands_may_be_sent_from_several_threads():
+    program = """
+print([crew.receive() for _ in range(200)] == [b"c" * 1000 * (i % 50) for i in range(200)], flush=True)
+print([asides.get() for _ in range(200)] == [b"a" * 1000 * (i % 50) for i in range(200)], flush=True)
+"""
+    with leading(program) as (leader, process), ThreadPoolExecutor(2) as pool:
+        commands = pool.submit(lambda: [leader.send(b"c" * 1000 * (i % 50)) for i in range(200)])
+        asides = pool.submit(lambda: [leader.send_aside(b"a" * 1000 * (i % 50)) for i in range(200)])
+        assert commands.result(60) and asides.result(60)
+        assert [process.stdout.readline() for _ in range(2)] == ["True\n"] * 2
+        leader.close()
+
+
+def test_a_rank_that_fails_aside_ends_although_its_main_thread_is_busy():
+    losses: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with leading("threading.Event().wait()", on_loss=losses.put) as (leader, process):
+        leader.send_aside("fail")
+        why = losses.get(timeout=60)
+        assert why.startswith("rank 1 failed: Traceback") and "ValueError: no such rows" in why
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == LOST and "ValueError: no such rows" in errors
+
+
+def test_a_rank_stuck_in_native_code_is_ended_with_the_other_ones_reason():
+    program = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    with leading(program, on_loss=lambda why: None) as (leader, process):
+        started = time.monotonic()
+        leader.fail("ValueError: what went wrong")
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == LOST and "rank 0 failed: ValueError: what went wrong" in errors
     assert time.monotonic() - started < 10

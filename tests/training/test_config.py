@@ -14,13 +14,18 @@ from meshy.training.config import TrainerConfig
 
 
 def recipe(
-    sampling: Sampling | None = None, replicas: int = 1, inference: InferenceConfig | None = None, **options
+    sampling: Sampling | None = None,
+    replicas: int = 1,
+    inference: InferenceConfig | None = None,
+    deterministic: bool = False,
+    **options,
 ) -> Recipe:
     return Recipe(
         name="test",
         model="model",
         data="meshy.data.addition:addition",
         sampling=sampling or Sampling(),
+        deterministic=deterministic,
         groups=(
             ServiceGroup(id="inference", config=inference or InferenceConfig(), gpus_per_replica=1),
             ServiceGroup(
@@ -70,6 +75,41 @@ def test_a_plain_recipe_has_no_fault():
 def test_faults_say_what_to_change(options, message):
     (found,) = faults(recipe(**options))
     assert re.search(message, found)
+
+
+STREAMED = {"batch_size": 16, "mini_batches": 2, "stream_minibatch": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 2}, "stream_minibatch: its mini-batches are trained once, as they come, not 2 times"),
+        ({"deterministic": True}, "stream_minibatch: .* a run does not repeat itself.*deterministic=false"),
+        (
+            {"mini_batches": 8},
+            "mini_batches: 16 samples streamed in 8 parts do not divide into groups of 4; set it to a divisor of 4",
+        ),
+        ({"mini_batches": 3}, "do not divide into groups of 4"),
+        ({"mini_batches": 0}, "mini_batches: expected at least 1, got 0"),
+        ({"max_staleness": -1}, "max_staleness: expected 0 or more, got -1"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused(options, message):
+    (found,) = faults(recipe(**STREAMED | options))
+    assert re.search(message, found)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_whole_groups_can_be_streamed(parts):
+    wanted = recipe(**STREAMED | {"mini_batches": parts, "max_staleness": 0})
+    assert faults(wanted) == []
+    assert wanted.group("trainer").config.part_sizes == (16 // parts,) * parts
+
+
+def test_a_batch_that_is_not_streamed_is_waited_for_whole():
+    wanted = recipe(**STREAMED | {"mini_batches": 8, "stream_minibatch": False, "epochs": 3})
+    assert faults(wanted) == []
+    assert wanted.group("trainer").config.part_sizes == (16,)
 
 
 def test_a_correction_is_set_by_dotted_paths():

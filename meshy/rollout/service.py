@@ -37,7 +37,7 @@ class StaleTokens(RuntimeError):
 class RolloutService(Service):
     """One event loop: a task for every group in flight, and the loop over gates.
 
-    A gate is acknowledged once the groups that it allows are started; the last one after the final evaluation, so that
+    A gate is acknowledged once the groups that it allows may start; the last one after the final evaluation, so that
     the trainer, which waits for it, ends the run when everything is there.
     """
 
@@ -66,6 +66,7 @@ class RolloutService(Service):
         self.keep: Callable[[Sequence[float]], bool] = load(config.group_filter) if config.group_filter else bool
         self._serving: dict[int, asyncio.Task[None]] = {}  # by position
         self._evaluation: asyncio.Task[None] | None = None
+        self._startable = asyncio.Event()  # more groups may be started than have been
         self._lost = 0  # groups that gave no rows since the last one that did
         self.evaluating: int | None = None  # the weight version
         self.rows_put = 0
@@ -150,12 +151,14 @@ class RolloutService(Service):
 
     async def _follow_gates(self, groups: asyncio.TaskGroup) -> None:
         self._groups = groups
+        starting = groups.create_task(self._start_groups(), name="start groups")
         while True:
             rows = await self.rows.take(GEN_GATE)
             for index, gate in await self._gates_of(rows):
                 await self._pass(gate)
                 await self.rows.ack(rows.select([index]))
                 if gate.stop:
+                    starting.cancel()
                     return
 
     async def _gates_of(self, rows: Rows) -> list[tuple[int, Gate]]:
@@ -184,7 +187,7 @@ class RolloutService(Service):
             if self.config.window == 1 or self.pacing.gate is None or gate.stop:
                 await self._evaluation  # of these weights alone: nothing is trained meanwhile
         self.pacing.open(gate)
-        self._start_groups()
+        self._startable.set()
 
     def _evaluates_at(self, gate: Gate) -> bool:
         if not self.config.evaluate or self.context.replica.index != 0:
@@ -203,12 +206,18 @@ class RolloutService(Service):
         await self.rows.put(EVAL, result.row(gate.gate_step))
         self.evaluating = None
 
-    def _start_groups(self) -> None:
-        """Start every group that the gates and what is in flight allow now."""
-        while (position := self.pacing.peek()) is not None and self._take_room(position):
-            slot = self.pacing.next()
-            assert slot is not None and slot.position == position
-            self._serving[position] = self._groups.create_task(self._serve(slot), name=f"group {position}")
+    async def _start_groups(self) -> None:
+        """Start the groups that the gates and what is in flight allow, whenever there may be more of them. One after
+        another: the requests of each are on their way before the next is begun, so that the engines have work at
+        once."""
+        while True:
+            await self._startable.wait()
+            self._startable.clear()
+            while (position := self.pacing.peek()) is not None and self._take_room(position):
+                slot = self.pacing.next()
+                assert slot is not None and slot.position == position
+                self._serving[position] = self._groups.create_task(self._serve(slot), name=f"group {position}")
+                await asyncio.sleep(0)
 
     def _take_room(self, position: int) -> bool:
         samples = self.config.group_size
@@ -240,14 +249,14 @@ class RolloutService(Service):
             self.pacing.drop(slot, sum(sample.reward for sample in group.samples) / len(group.samples))
             group = None
         if group is None:
-            self._start_groups()
+            self._startable.set()
             return
         self._check_versions(group, slot)
         for other in self.pacing.complete(slot):
             task = self._serving[other.position]
             self._end(other)  # here: a task that has not begun is never told that it is cancelled
             task.cancel()
-        self._start_groups()
+        self._startable.set()
         lost, self._lost = self._lost, 0
         await self.rows.put(TRAIN, group_rows(group, slot.batch, lost))
         self.rows_put += len(group.samples)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast  # noqa: F401 - here, for threads must not import it at once
 
 from meshy.columns import TRAIN
 from meshy.observe.jsonl import read_jsonl
@@ -213,7 +214,7 @@ class Lead:
         """Wait for rows."""
         rows = self.trainer.take(TRAIN, self.check, 1, None, None)
         columns = self.trainer.queue.read(rows, LEADER_COLUMNS)
-        self.inbox.add(rows, {name: plain(values) for name, values in columns.items()})
+        self.inbox.add(rows, {name: plain(values) for name, values in columns.items()}, [0] * len(rows))
 
     def drop(self, groups: list[Group]) -> None:
         rows = rows_of(groups)

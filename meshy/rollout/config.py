@@ -27,7 +27,7 @@ class RolloutConfig(ServiceConfig):
     reward: import path or callable; None takes the task's own. reward_workers: processes that score.
         reward_deadline: seconds for one score; then its worker is killed and the group replaced.
     evaluate: answer held-out prompts greedily before the first batch and after the last, and, where `eval_every` is
-        k > 0, at every k-th gate. eval_prompts: how many of them; None for all.
+        k > 0, at every k-th weight version. eval_prompts: how many of them; None for all.
     max_in_flight, max_in_flight_tokens: samples that one replica generates at once, and tokens that their prompts and
         longest responses may have together; None for as many as the window allows.
     max_in_flight_per_engine: of those, the ones that one replica of inference is given at once; the others wait here

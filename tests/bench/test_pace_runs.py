@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from meshy.observe.ask import ask_json
+from meshy.observe.jsonl import read_jsonl
 from scripts.bench.pace.runs import RECIPE, read_run, run, settings_of
 from tests.launch import Launched, launched
 
@@ -63,6 +64,11 @@ def test_no_token_is_older_than_allowed(
         assert max(oldest) == bound
     dropped = sum(row["dropped"] for row in rows)
     assert dropped == 0 or window is None
+    lines = [line for file in (tmp_path / "run").glob("trajectories*.jsonl") for line in read_jsonl(file)]
+    written = Counter(line["position"] for line in lines)
+    assert set(written.values()) == {4}
+    assert sorted(written) == list(range(len(written))), "every prompt in the data's order, slow ones too"
+    assert len(written) * 4 == 200 * 24 + dropped
 
 
 @dataclass

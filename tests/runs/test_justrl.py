@@ -1,0 +1,78 @@
+"""One recipe at three paces: they differ in configuration only, and the faster pace learns in less time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshy.observe.jsonl import read_jsonl
+from meshy.recipe import to_json
+from meshy.settings import resolve
+from meshy.topology import gpu_list
+from tests.launch import launched
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+DEMO = ("model=recipes/demo_model", "data=meshy.data.addition:addition")
+
+
+def fields(name: str) -> dict[str, Any]:
+    """Every field of a recipe by its path."""
+    found: dict[str, Any] = {}
+
+    def walk(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, member in value.items():
+                walk(f"{path}.{key}", member)
+        else:
+            found[path] = value
+
+    recipe, _ = resolve(RECIPES / f"{name}.py", {"gpus": "8"}, gpu_list(1, 8))
+    told = json.loads(json.dumps(to_json(recipe)))
+    walk("", {**told, "groups": {group["id"]: group for group in told["groups"]}})
+    return found
+
+
+def differing(name: str) -> set[str]:
+    plain, other = fields("justrl"), fields(name)
+    return {path for path in plain.keys() | other.keys() if plain.get(path) != other.get(path)} - {".name"}
+
+
+def test_the_recipes_differ_in_configuration_only() -> None:
+    rollout, trainer = ".groups.rollout.config.", ".groups.trainer."
+    assert differing("justrl_async") == {f"{rollout}window", f"{rollout}max_in_flight"}
+    placement = {".groups.inference.replicas", f"{trainer}gpus_per_replica", f"{trainer}colocate_with", ".rings"}
+    streaming = {f"{trainer}config.{name}" for name in ("mini_batches", "stream_minibatch", "max_staleness")}
+    assert differing("justrl_fully_async") == {f"{rollout}window", *placement, *streaming}
+
+
+def test_they_hold_the_published_settings() -> None:
+    plain = fields("justrl")
+    trainer, rollout = ".groups.trainer.config.", ".groups.rollout.config."
+    expected = {
+        f"{trainer}batch_size": 256 * 8, f"{rollout}group_size": 8, ".sampling.max_new_tokens": 15_360,
+        ".sampling.temperature": 1.0, f"{trainer}lr": 1e-6, f"{trainer}schedule": "constant",
+        f"{trainer}weight_decay": 0.1, f"{trainer}clip_low": 0.2, f"{trainer}clip_high": 0.28,
+        f"{trainer}max_grad_norm": 1.0, f"{rollout}group_filter": None,
+    }  # fmt: skip
+    assert {name: plain[name] for name in expected} == expected
+
+
+def seconds_to(accuracy: float, folder: Path, recipe: str) -> float:
+    """Wall time from the start of the first step to the first evaluation of so much."""
+    with launched(folder, *DEMO, "rollout.eval_every=5", recipe=str(RECIPES / f"{recipe}.py"), slots=2) as run:
+        assert run.wait(800) == 0, run.output
+    began = read_jsonl(folder / "metrics.jsonl")[0]["started"]
+    there = [line["time"] for line in read_jsonl(folder / "evals.jsonl") if line["accuracy"] >= accuracy]
+    assert there, f"{recipe} has not reached {accuracy}"
+    return there[0] - began
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+def test_the_asynchronous_one_learns_in_less_time(tmp_path: Path) -> None:
+    seconds = {name: seconds_to(0.9, tmp_path / name, name) for name in ("justrl", "justrl_fully_async")}
+    print(seconds)
+    assert seconds["justrl_fully_async"] < seconds["justrl"]

@@ -38,6 +38,7 @@ from meshy.queue.endpoints import Endpoints
 log = logging.getLogger("meshy.colocation")
 
 WATCHDOG_SECONDS = 60.0
+TOLD_AFTER_SECONDS = 5.0  # of waiting for the token, `/health` says for whom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,14 @@ class Numbers:
     """Since the service began; seconds."""
 
     turns: int = 0
-    waited: float = 0.0
+    waited: float = 0.0  # code, for the token
+    away: float = 0.0  # between two turns
     held: float = 0.0
     restoring: float = 0.0
     freeing: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     since: float | None = field(default=None, repr=False)
+    left: float | None = field(default=None, repr=False)
 
 
 Order = tuple[Literal["restore", "enter", "free", "failed"], Any]
@@ -97,6 +100,7 @@ class Agent(Follower):
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._inside = threading.RLock()
         self._depth = 0
+        self._waiting_since: float | None = None
         self._callbacks: set[asyncio.Task[None]] = set()
 
     @property
@@ -153,13 +157,15 @@ class Agent(Follower):
             log.exception("%s could not give up its GPUs; the token stays until this process ends", self.member.replica)
 
     def _enter(self) -> None:
-        began = time.monotonic()
+        self._waiting_since = began = time.monotonic()
         self.post(self.member.want)
         try:
             self._obey("enter")
         except BaseException:
             self.post(self.member.give_up)
             raise
+        finally:
+            self._waiting_since = None
         self.numbers.waited += time.monotonic() - began
 
     def _leave(self) -> None:
@@ -186,6 +192,15 @@ class Agent(Follower):
             if order == last:
                 return
 
+    @property
+    def waiting(self) -> str:
+        """For whom code waits now, where it has for a while; else empty."""
+        since = self._waiting_since
+        if since is None or time.monotonic() - since < TOLD_AFTER_SECONDS:
+            return ""
+        holder = self.ledger.holder or "nobody yet"
+        return f"waits for the token of ring {self._ring!r}, which {holder} has"
+
     def _told(self, seconds: float) -> str:
         ledger = self.ledger
         holder = ", ".join(row.replica for row in ledger.present if not row.freed) or "nobody yet"
@@ -197,6 +212,8 @@ class Agent(Follower):
 
     def _restore(self, payload: Mapping[str, Any]) -> None:
         began = time.monotonic()
+        if self.numbers.left is not None:
+            self.numbers.away += began - self.numbers.left
         if self._loaded:
             self._hooks.restore(payload)
         self.numbers.restoring += time.monotonic() - began
@@ -208,7 +225,7 @@ class Agent(Follower):
         self._hooks.free()
         self.numbers.freeing += time.monotonic() - began
         self.numbers.held += self._holding()
-        self.numbers.since = None
+        self.numbers.since, self.numbers.left = None, time.monotonic()
         self.post(self.member.freed)
 
     def _holding(self) -> float:
@@ -258,7 +275,7 @@ class Agent(Follower):
     def _begin_turn(self, grant: Grant) -> None:
         self._payload = dict(grant.payload)
         self.numbers.turns += 1
-        self.numbers.reasons[grant.reason.split(",")[0]] += 1
+        self.numbers.reasons[grant.reason.partition(" of ")[0]] += 1
         log.debug("ring %r: turn %d is here, from %s (%s)", self._ring, grant.turn, grant.source, grant.reason)
 
     def _have_done(self, order: Literal["restore", "free"], callback: Callable[[], None]) -> None:
@@ -274,6 +291,7 @@ class Agent(Follower):
         return {
             "ring/turns": numbers.turns,
             "ring/waited_seconds": numbers.waited,
+            "ring/away_seconds": numbers.away,
             "ring/held_seconds": numbers.held + self._holding(),
             "ring/restoring_seconds": numbers.restoring,
             "ring/freeing_seconds": numbers.freeing,

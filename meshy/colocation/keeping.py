@@ -109,7 +109,9 @@ class RingKeeper(Follower):
             case SayFreed(row):
                 await books.say_freed(row)
             case Give():
-                log.warning("ring %r: turn %d is granted %s", self._ring, action.turn, action.reason)
+                level = logging.DEBUG if action.turn == 1 else logging.WARNING
+                group = action.rows[0].group
+                log.log(level, "ring %r: %s has turn %d, %s", self._ring, group, action.turn, action.reason)
                 await books.give(action, keeper_of(self._ring), _payload(ledger))
             case Clear():
                 await books.clear(action)

@@ -22,6 +22,7 @@ from meshy.service.context import Context
 from meshy.service.exits import ENDED_AS_ASKED, FAILED_TO_START
 from meshy.service.readiness import wait_until_ready
 
+RING_HOOKS = ("free_gpu", "restore_gpu")
 ORPHAN_GRACE = 4.0  # seconds for an orderly end when the ignitor is gone
 
 
@@ -57,6 +58,14 @@ def join_ring(service: Service) -> None:
         return
     from meshy.colocation.agent import Agent, Hooks
     from meshy.colocation.turns import Rule
+
+    if missing := [
+        hook for hook in ("free_gpu", "restore_gpu") if getattr(type(service), hook) is getattr(Service, hook)
+    ]:
+        raise NotImplementedError(
+            f"{type(service).__name__} is in ring {ring.id!r}, but does not say how to give its GPUs up and take them "
+            f"back: it lacks {' and '.join(missing)}"
+        )
 
     failures: list[BaseException] = []
 

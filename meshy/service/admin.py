@@ -63,7 +63,7 @@ def health_of(service: Service) -> dict:
         "pid": os.getpid(),
         "state": service.state,
         "since": service.since,
-        "detail": service.detail,
+        "detail": service.detail or (service.ring.waiting if service.ring is not None else ""),
         **(service.ring.health() if service.ring is not None else {}),
         **service.health(),
     }

@@ -1,6 +1,6 @@
 """Meshy beside TRL's GRPOTrainer: one model, one task, one batch, the same cores, one after the other.
 
-    python scripts/bench/vs_trl.py [--steps 60] [--only meshy|trl] [trainer.max_staleness=4 ...]
+    python scripts/bench/vs_trl.py [--steps 60] [--only meshy|trl] [trainer.mini_batches=4 ...]
 
   samples/s   of Meshy / of TRL, over all steps but the first 3 and the last 3    at least 2.0
   wall time   of Meshy / of TRL, until accuracy 0.85 is reached                   at most 0.6
@@ -8,8 +8,8 @@
 Accuracy is the mean training reward (0 to 1) over 5 batches in a row, for both; time counts from the first step's
 start, without start-up. Afterwards one judge takes the greedy accuracy of both final models on the 256 held-out
 prompts. Both draw the same prompts in the same order, and that they make the same tokens of them and start from equal
-rewards is checked. Meshy runs recipes/justrl_fully_async.py, and arguments that follow are settings of it; TRL runs in
-`.venv-trl`, which is made when it is not there. The last line is JSON.
+rewards is checked. Meshy runs recipes/justrl_fully_async.py with a window of two batches, and arguments are further
+settings of it; TRL runs in `.venv-trl`, which is made when it is not there. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ MAX_DIGITS, MAX_NEW_TOKENS = 6, 104
 TRL_ENVIRONMENT = ROOT / ".venv-trl"
 TRL_PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0")
 MORE_SAMPLES, LESS_TIME = 2.0, 0.6
-# On two cores: without a window nothing waits either, but what grew too old is generated in vain.
-SETTINGS = ("rollout.window=2",)
+# On two cores, a window of two keeps both sides busy; without one, a tenth of what is generated grows too old.
+SETTINGS = ("rollout.window=2", "trainer.mini_batches=2")
 Groups = Mapping[str, Sequence[float]]  # rewards by the prompt's id
 
 

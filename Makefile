@@ -11,7 +11,7 @@ TRANSFERQUEUE := transferqueue==0.1.11
 SLOTS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-fast test-sglang prove lint format bench bench-async clean
+.PHONY: help setup demo test test-fast test-sglang prove lint format bench bench-trl bench-async clean
 
 help:
 	@echo "make setup   the environment in $(VENV) (nothing happens when it is current)"
@@ -21,6 +21,7 @@ help:
 	@echo "make prove   the long proofs: seeds, soaks"
 	@echo "make lint    ruff and mypy; make format mends what can be mended"
 	@echo "make bench   speed, as ratios within one run"
+	@echo "make bench-trl  beside TRL on the same model, task and cores, in an environment of its own"
 	@echo "make bench-async  how near every pace comes to its bound, with an engine and a trainer that sleep (12 minutes)"
 	@echo "make sglang  a second environment with real SGLang, in .venv-sglang"
 	@echo "make test-sglang  set both up, then run the tests against real SGLang (under 5 minutes on 2 cores)"
@@ -61,7 +62,11 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	@for bench in scripts/bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	@for bench in $(filter-out scripts/bench/vs_trl.py,$(wildcard scripts/bench/*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+# Installs TRL into .venv-trl the first time.
+bench-trl: setup
+	$(BIN)/python scripts/bench/vs_trl.py $(ARGS)
 
 # Wants the machine for itself.
 bench-async: setup

@@ -300,8 +300,8 @@ ROLLOUT_LOGPROBS = Column(
     "rollout_logprobs", "float32", "jagged", "log softmax(logits / temperature) when sampled; no top-p, no top-k"
 )
 TOKEN_VERSIONS = Column("token_versions", "int32", "jagged", "the weight version that wrote each token")
-LENGTH = Column("length", "int64", doc="tokens of the row")
-WRITTEN = Column("written", "int64", doc="tokens that the policy wrote")
+N_TOKENS = Column("n_tokens", "int64", doc="tokens of the row")
+N_WRITTEN = Column("n_written", "int64", doc="tokens that the policy wrote")
 OLDEST_VERSION = Column("oldest_version", "int64", doc="the oldest weight version that wrote a token of the row")
 REWARD = Column("reward", "float32", doc="raw score of the response")
 FINISH_REASON = Column("finish_reason", "str", doc="stop, length or abort")
@@ -314,8 +314,8 @@ T_REWARDED = Column("t_rewarded", "float64", doc="unix seconds when the group's 
 
 TRAIN = "train"
 TRAIN_COLUMNS = (
-    UID, PROMPT_ID, GROUP_ID, GROUP_SIZE, POSITION, BATCH, TOKENS, LOSS_MASK, ROLLOUT_LOGPROBS, TOKEN_VERSIONS, LENGTH,
-    WRITTEN, OLDEST_VERSION, REWARD, FINISH_REASON, TRUNCATED, N_TURNS, LOST, T_SENT, T_GENERATED, T_REWARDED,
+    UID, PROMPT_ID, GROUP_ID, GROUP_SIZE, POSITION, BATCH, TOKENS, LOSS_MASK, ROLLOUT_LOGPROBS, TOKEN_VERSIONS,
+    N_TOKENS, N_WRITTEN, OLDEST_VERSION, REWARD, FINISH_REASON, TRUNCATED, N_TURNS, LOST, T_SENT, T_GENERATED, T_REWARDED,
 )  # fmt: skip
 """What rollout writes for every sample."""
 

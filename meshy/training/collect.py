@@ -98,7 +98,7 @@ class Collector:
                     self._missing = str(timeout)
                     continue
                 columns = {name: plain(values) for name, values in self._queue.read(rows, LEADER_COLUMNS).items()}
-                ranks = self._share(rows, columns["length"])
+                ranks = self._share(rows, columns["n_tokens"])
                 with self._changed:
                     self._inbox.add(rows, columns, ranks)
                     self._arrivals += len(rows)

@@ -12,7 +12,7 @@ ANY_BATCH = -1
 
 # Small columns, one value a row, from which the leader decides who trains what.
 LEADER_COLUMNS = (
-    "group_id", "group_size", "position", "batch", "prompt_id", "length", "written", "oldest_version", "reward",
+    "group_id", "group_size", "position", "batch", "prompt_id", "n_tokens", "n_written", "oldest_version", "reward",
     "truncated", "lost", "t_sent", "t_generated", "t_rewarded",
 )  # fmt: skip
 

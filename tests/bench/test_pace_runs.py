@@ -27,6 +27,7 @@ MAX_STALENESS = 2
 NONE: dict[str, Any] = {"window": None, "max_staleness": MAX_STALENESS, "stream": True, "mini_batches": 3}
 
 
+@pytest.mark.prove
 @pytest.mark.e2e
 def test_a_run_without_a_window(tmp_path: Path) -> None:
     """As the benchmark starts it: whole batches in the end, each in its parts, and every version is asked for."""

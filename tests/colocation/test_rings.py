@@ -46,6 +46,7 @@ def test_roles_take_turns(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+@pytest.mark.prove
 def test_several_replicas_hold_together(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "turns=8", "workers=1", "replicas=2", recipe=ROLES, slots=2) as run:
         assert run.wait() == 0
@@ -54,6 +55,7 @@ def test_several_replicas_hold_together(tmp_path: Path) -> None:
         assert {("worker0.0",), ("idle.0", "idle.1")} <= held
 
 
+@pytest.mark.prove
 def test_who_has_done_its_work_leaves_the_ring_to_the_others(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "turns=8", "leaver=worker0", recipe=ROLES) as run:
         assert run.wait() == 0

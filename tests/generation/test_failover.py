@@ -115,6 +115,7 @@ def test_a_killed_server_loses_nothing(replicas, own, caplog):
     assert caplog.text.count("out of rotation") == 1
 
 
+@pytest.mark.prove
 @pytest.mark.e2e
 def test_the_only_server_is_killed_and_restarts_with_older_weights(own, folders, caplog):
     """Its requests wait until it serves what is required again, and are then written as they would have been."""
@@ -194,6 +195,7 @@ def test_a_replica_that_missed_an_update_is_out_until_it_has_it(pristine, folder
     run(work)
 
 
+@pytest.mark.prove
 @pytest.mark.e2e
 def test_what_newer_weights_began_is_not_continued_by_older_ones(pristine, own, folders):
     """A server with version 1 dies after a first part; version 0 would do for new requests, but not for that one."""

@@ -89,6 +89,7 @@ def test_a_killed_service_is_started_again_and_given_up_after_its_limit(tmp_path
     assert summary["failure"]["service"] == "scorer.0"
 
 
+@pytest.mark.prove
 @pytest.mark.e2e
 def test_one_that_cannot_start_ends_the_run_at_once(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "--after", "refuse to start", "reader.max_restarts=3") as run:

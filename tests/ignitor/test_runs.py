@@ -31,6 +31,7 @@ def test_a_run_of_roles_from_outside_the_package(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.prove
 def test_what_a_dying_service_said_last_is_printed(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "--after", "raise") as run:
         assert run.wait() != 0
@@ -77,6 +78,7 @@ def test_an_interrupt_while_ignitors_wait_for_one_another_ends_at_once(tmp_path:
         assert run.wait(10) != 0
 
 
+@pytest.mark.prove
 def test_the_death_of_an_ignitor_ends_the_run(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "--after", "stay", slots=2) as run:
         run.wait_for_line("all services ready")
@@ -87,6 +89,7 @@ def test_the_death_of_an_ignitor_ends_the_run(tmp_path: Path) -> None:
         assert run.wait(10) != 0
 
 
+@pytest.mark.prove
 def test_two_runs_at_once_take_different_ports(tmp_path: Path) -> None:
     with launched(tmp_path / "a", "--after", "stay") as a, launched(tmp_path / "b", "--after", "stay") as b:
         a.wait_for_line("all services ready")

@@ -43,6 +43,7 @@ def test_a_replica_serves_reports_and_ends(tmp_path: Path):
     assert spans and all(row["start"] <= row["end"] for row in spans)
 
 
+@pytest.mark.prove
 @pytest.mark.e2e
 def test_a_replica_begins_with_the_newest_weights_on_disk(tmp_path: Path):
     folder = RunFolder(tmp_path / "run").make()

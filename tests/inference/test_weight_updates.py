@@ -258,6 +258,7 @@ def held(url: str) -> int:
     return int(call(url, "/v1/loads")[2]["loads"][0]["queues"]["paused"])
 
 
+@pytest.mark.prove
 @pytest.mark.e2e
 def test_a_tied_model_in_lower_precision_takes_what_a_trainer_sends(model_folders):
     source = model_folders["qwen3_full_tied"]

@@ -69,6 +69,7 @@ def wait_until_ready(base_port: int, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.prove
 def test_two_replicas_share_every_batch_and_one_of_them_evaluates(base_port: int, trainer: Trainer, tmp_path: Path):
     folder, recipe = RunFolder(tmp_path / "run"), two_replicas()
     trained = Trained(folder)

@@ -81,7 +81,7 @@ def test_rows_hold_every_column_as_the_queue_takes_it():
     assert set(packed) == {column.name for column in TRAIN_COLUMNS} and all(len(c) == 2 for c in packed.values())
     assert rows["uid"] == ["5.0", "5.1"] and rows["group_id"] == ["5", "5"] and rows["prompt_id"] == ["p5", "p5"]
     assert rows["batch"] == [2, 2] and rows["group_size"] == [2, 2] and rows["lost"] == [3, 0]
-    assert rows["length"] == [5, 4] and rows["written"] == [2, 1] and rows["oldest_version"] == [3, 4]
+    assert rows["n_tokens"] == [5, 4] and rows["n_written"] == [2, 1] and rows["oldest_version"] == [3, 4]
     assert rows["reward"] == [0.0, 0.5] and rows["truncated"] == [False, True]
     assert (rows["t_sent"], rows["t_generated"], rows["t_rewarded"]) == ([1.0] * 2, [2.0] * 2, [3.0] * 2)
 

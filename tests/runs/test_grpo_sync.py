@@ -117,6 +117,7 @@ def test_the_weights_load_in_transformers_and_measure_the_same(run: Launched) ->
     assert sorted(path.name for path in RunFolder(run.run_dir).weights.iterdir()) == ["v2", "v3"]
 
 
+@pytest.mark.prove
 def test_the_same_seed_gives_the_same_run_on_two_trainer_ranks(
     run: Launched, steps: list[dict[str, Any]], tmp_path: Path
 ) -> None:

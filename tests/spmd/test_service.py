@@ -11,6 +11,7 @@ pytestmark = pytest.mark.e2e
 ROLES = "tests/spmd/roles.py"
 
 
+@pytest.mark.prove
 def test_ranks_execute_what_the_leader_commands_and_end_together(tmp_path: Path):
     with launched(tmp_path / "run", recipe=ROLES, slots=2) as run:
         assert run.wait() == 0, run.output
@@ -27,6 +28,7 @@ def test_a_rank_that_raises_takes_the_replica_down_with_its_own_traceback(tmp_pa
     assert "rank 1 failed: Traceback" in leader and "ValueError: rank 1 cannot go on" in leader
 
 
+@pytest.mark.prove
 def test_killing_a_rank_ends_the_others(tmp_path: Path):
     with launched(tmp_path / "run", "--after", "stay", recipe=ROLES, slots=2) as run:
         run.wait_for_line("all services ready")

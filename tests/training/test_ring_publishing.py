@@ -86,6 +86,7 @@ def make_three(on: Stage, publish: str, stored: str) -> Path:
     return shelf
 
 
+@pytest.mark.prove
 def test_in_a_larger_ring_replicas_compare_and_nobody_asks_them(model: Path, tmp_path: Path) -> None:
     """And no deadline is shorter than another member's work."""
     with stage(tmp_path, model, ring=3, publish="disk", verify_every=2, weights_deadline=0.2) as on:

@@ -48,8 +48,8 @@ def group_of(version: int, number: int, oldest: int | None = None) -> dict[str, 
         "token_versions": [
             torch.full((len(sample.tokens),), versions[i], dtype=torch.int32) for i, sample in enumerate(samples)
         ],
-        "length": [len(sample.tokens) for sample in samples],
-        "written": [int(sample.loss_mask.sum()) for sample in samples],
+        "n_tokens": [len(sample.tokens) for sample in samples],
+        "n_written": [int(sample.loss_mask.sum()) for sample in samples],
         "oldest_version": versions,
         "reward": [1.0 if number == 3 else float(i + number % 2) for i in range(GROUP)],
     }

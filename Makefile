@@ -24,7 +24,7 @@ help:
 	@echo "make bench-trl  beside TRL on the same model, task and cores, in an environment of its own"
 	@echo "make bench-async  how near every pace comes to its bound, with an engine and a trainer that sleep (12 minutes)"
 	@echo "make sglang  a second environment with real SGLang, in .venv-sglang"
-	@echo "make test-sglang  set both up, then run the tests against real SGLang (under 5 minutes on 2 cores)"
+	@echo "make test-sglang  set both up, then run the tests against real SGLang (about 6 minutes on 2 cores)"
 
 setup: $(VENV)/.ready
 

@@ -293,7 +293,9 @@ PROMPT_ID = Column("prompt_id", "str", doc="which example of the data")
 GROUP_ID = Column("group_id", "str", doc="the rows that answer one prompt together")
 GROUP_SIZE = Column("group_size", "int64", doc="how many rows those are")
 POSITION = Column("position", "int64", doc="the group's place in the data order")
-BATCH = Column("batch", "int64", doc="the batch that the row is for; -1: whichever takes it")
+BATCH = Column("batch", "int64", doc="the batch that the row is for, or ANY_BATCH")
+ANY_BATCH = -1
+"""Of a row that is trained by whichever batch takes it first."""
 TOKENS = Column("tokens", "int64", "jagged", "prompt and response(s), as fed and as generated")
 LOSS_MASK = Column("loss_mask", "bool", "jagged", "true exactly on tokens that the policy wrote")
 ROLLOUT_LOGPROBS = Column(

@@ -32,12 +32,11 @@ from meshy.colocation.turns import (
 )
 from meshy.columns import Contract
 from meshy.generation.in_thread import in_thread
-from meshy.queue.client import AsyncQueueClient
+from meshy.queue.client import WATCHDOG_SECONDS, AsyncQueueClient
 from meshy.queue.endpoints import Endpoints
 
 log = logging.getLogger("meshy.colocation")
 
-WATCHDOG_SECONDS = 60.0
 TOLD_AFTER_SECONDS = 5.0  # of waiting for the token, `/health` says for whom
 
 

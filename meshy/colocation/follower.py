@@ -30,7 +30,7 @@ class Follower:
 
     async def step(self, books: Books) -> bool:
         """Look and act, on the thread; whether there was anything to do."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
 
     async def rested(self) -> None:
         """Called, on the thread, when something may have changed."""
@@ -40,7 +40,7 @@ class Follower:
 
     def failed(self, error: BaseException) -> None:
         """Told, on the thread, what has ended it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no failed()")
 
     def start(self) -> None:
         self._thread.start()

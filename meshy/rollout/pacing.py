@@ -25,8 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ANY_BATCH = -1
-"""The batch of a group that is trained by whichever batch takes it first."""
+from meshy.columns import ANY_BATCH
 
 
 class GateError(RuntimeError):

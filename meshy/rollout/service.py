@@ -63,7 +63,7 @@ class RolloutService(Service):
             replicas=context.group.replicas,
         )
         self.room = Room(config.max_in_flight, config.max_in_flight_tokens)
-        self.keep: Callable[[Sequence[float]], bool] = load(config.group_filter) if config.group_filter else bool
+        self.keep: Callable[[Sequence[float]], bool] | None = load(config.group_filter) if config.group_filter else None
         self._serving: dict[int, asyncio.Task[None]] = {}  # by position
         self._evaluation: asyncio.Task[None] | None = None
         self._startable = asyncio.Event()  # more groups may be started than have been
@@ -278,8 +278,7 @@ class RolloutService(Service):
         return await self.maker.make(slot.position, self.task.train[row], prompt)
 
     def _keeps(self, group: Group) -> bool:
-        rewards = [sample.reward for sample in group.samples]
-        return self.config.group_filter is None or bool(self.keep(rewards))
+        return self.keep is None or bool(self.keep([sample.reward for sample in group.samples]))
 
     def _check_versions(self, group: Group, slot: Slot) -> None:
         """A window is exact: batch j is trained at version j, and no token of it is older than the window allows."""

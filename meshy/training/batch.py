@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.queue.rows import Rows
-from meshy.training.inbox import LEADER_COLUMNS, Group
+from meshy.training.inbox import LEADER_COLUMNS, Group, rows_of
 from meshy.training.learner import ADVANTAGES, ROLLOUT_LOGPROBS, TOKEN_VERSIONS
 from meshy.training.micro_batch import Sample
 
@@ -49,7 +49,7 @@ class Batch:
 
 def batch_of(groups: Sequence[Group]) -> Batch:
     """Whole groups sorted by position, and in each the rows by uid."""
-    rows = Rows.concat([row for group in groups for row in group.rows])
+    rows = rows_of(groups)
     ranks = [rank for group in groups for rank in group.ranks]
     columns = {name: [value for group in groups for value in group.columns[name]] for name in LEADER_COLUMNS}
     order = sorted(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshy.columns import ANY_BATCH
 from meshy.queue.rows import Rows
-
-ANY_BATCH = -1
 
 # Small columns, one value a row, from which the leader decides who trains what.
 LEADER_COLUMNS = (
@@ -44,6 +43,11 @@ class Group:
     @property
     def oldest_version(self) -> int:
         return min(self.columns["oldest_version"])
+
+
+def rows_of(groups: Iterable[Group]) -> Rows:
+    """The rows of all groups, which are at least one."""
+    return Rows.concat([row for group in groups for row in group.rows])
 
 
 class Inbox:

@@ -21,7 +21,7 @@ log = logging.getLogger("meshy.training")
 class RingPublishing(Publishing):
     """A version is written to a shelf, in shared memory or on disk, while the trainer has the GPUs. `payload` travels
     with the token and names the folder; a replica of the ring loads it when it has the GPUs again, or has been started
-    again, and is only waited for. Replicas outside the ring are told to load it.
+    again, and is only waited for. All replicas that it publishes to are in its ring; recipes are refused otherwise.
 
     In a ring of two, replicas have the GPUs from the gate on until the trainer asks for them, and report checksums like
     any others. In a larger one the next member may have them already, so the trainer leaves its checksums beside the
@@ -30,11 +30,6 @@ class RingPublishing(Publishing):
     _shelf: Shelf | None = None
     _sums: Mapping[str, ExpectedChecksums] | None = None
     mode = "disk"
-
-    @property
-    def _inside(self) -> frozenset[str]:
-        """The replicas of the trainer's own ring."""
-        return frozenset(r.url for r in self._replicas if r.ring == self.context.replica.ring)
 
     @property
     def _compare_themselves(self) -> bool:
@@ -66,7 +61,7 @@ class RingPublishing(Publishing):
         if self._verifies(version, last):
             self._sums = self._command(ExpectWeights(self._urls))
             if self._compare_themselves:
-                write_expected(shelved, {url: sums for url, sums in self._sums.items() if url in self._inside})
+                write_expected(shelved, self._sums)
         if self._writes(version, last) and self._sent != self.stored:
             self._staged = super()._write(version)
         self.payload = {"weights": {"version": version, "folder": str(shelved)}}
@@ -79,10 +74,8 @@ class RingPublishing(Publishing):
 
     def _give(self, urls: tuple[str, ...], seconds: float) -> Published:
         assert self._publisher is not None
-        outside = tuple(url for url in urls if url not in self._inside)
-        published = super()._give(outside, seconds) if outside else Published(self.mode)
-        published.mode, published.bytes = self.mode, weight_bytes(self._folder())
-        self._publisher.await_served(self._version, [url for url in urls if url in self._inside], published)
+        published = Published(self.mode, bytes=weight_bytes(self._folder()))
+        self._publisher.await_served(self._version, urls, published)
         return published
 
     def _folder(self) -> Path:
@@ -90,8 +83,8 @@ class RingPublishing(Publishing):
         return self._shelf.place(self._version)
 
     def _late(self) -> list[str]:
-        """Without those of the ring: they take weights up with the token."""
-        return [url for url in super()._late() if url not in self._inside]
+        """None: replicas of the ring take weights up with the token."""
+        return []
 
     def _writes(self, version: int, last: bool) -> bool:
         return self.mode == "disk" or super()._writes(version, last)
@@ -102,7 +95,7 @@ class RingPublishing(Publishing):
     def _expected(self, urls: tuple[str, ...]) -> dict[str, ExpectedChecksums]:
         assert self._sums is not None
         if self._compare_themselves:
-            urls = tuple(url for url in urls if url not in self._inside)
+            return {}
         return {url: sums for url, sums in self._sums.items() if url in urls}
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from meshy.training.commands import (
 from meshy.training.config import TrainerConfig
 from meshy.training.fetch import Fetcher
 from meshy.training.gates import Gates
-from meshy.training.inbox import Group
+from meshy.training.inbox import Group, rows_of
 from meshy.training.plan import MiniBatchPlan, Shares, mini_batches, plan_mini_batch
 from meshy.training.publishing import Publishing
 from meshy.training.report import Times, parts_together, step_row
@@ -168,7 +168,7 @@ class TrainerService(SpmdService):
 
     def _drop(self, groups: list[Group]) -> None:
         """They are too old to be trained: rollout may start as many others at once."""
-        rows = Rows.concat([row for group in groups for row in group.rows])
+        rows = rows_of(groups)
         self.tell_aside(ForgetRows(rows.uids))
         self.queue.clear(rows)
         self.dropped += len(rows)

@@ -29,7 +29,7 @@ from meshy.recipe import Recipe
 from meshy.rollout.service import RolloutService
 from meshy.service.context import Context, queue_endpoints
 from meshy.topology import Gpu, Topology, derive_topology
-from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox
+from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox, rows_of
 
 HOST = "127.0.0.1"
 RUN_ID = "rollout-tests"
@@ -238,10 +238,6 @@ class Lead:
         """Clear what was taken and not trained."""
         for group in (*self.inbox.groups.values(), *self.inbox._open.values()):
             self.trainer.queue.clear(rows_of([group]))
-
-
-def rows_of(groups: list[Group]) -> Rows:
-    return Rows.concat(row for group in groups for row in group.rows)
 
 
 def plain(values: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshy.rollout.pacing import ANY_BATCH, Gate, GateError, NothingSurvives, Pace, Pacing, Slot
+from meshy.columns import ANY_BATCH
+from meshy.rollout.pacing import Gate, GateError, NothingSurvives, Pace, Pacing, Slot
 
 
 def gate(step: int, retired: int, *, version: int | None = None, incarnation: str = "a", stop: bool = False) -> Gate:

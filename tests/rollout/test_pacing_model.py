@@ -10,7 +10,8 @@ from fractions import Fraction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshy.rollout.pacing import ANY_BATCH, Pace, Pacing, Slot
+from meshy.columns import ANY_BATCH
+from meshy.rollout.pacing import Pace, Pacing, Slot
 from tests.rollout.test_pacing import gate
 
 OVER_SAMPLING = (Fraction(1), Fraction(11, 10), Fraction(3, 2), Fraction(2))

@@ -2,12 +2,11 @@
 
 import asyncio
 
-from meshy.columns import TRAIN_COLUMNS
+from meshy.columns import ANY_BATCH, TRAIN_COLUMNS
 from meshy.generation import Completion
 from meshy.queue.codec import pack
 from meshy.rollout.episode import Episode, single_turn
 from meshy.rollout.group import Group, Sample, sample_seed
-from meshy.rollout.pacing import ANY_BATCH
 from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
 from tests.rollout.roles import example
 

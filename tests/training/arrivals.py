@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from meshy.columns import ANY_BATCH
 from meshy.queue.rows import Rows
-from meshy.training.inbox import ANY_BATCH, LEADER_COLUMNS, Group, Inbox
+from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox
 
 
 def group_columns(position: int, size: int = 2, *, batch: int = ANY_BATCH, length: int = 4, **changes: Any) -> dict:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshy.training.inbox import ANY_BATCH, Inbox, MisfitGroup
+from meshy.columns import ANY_BATCH
+from meshy.training.inbox import Inbox, MisfitGroup
 from tests.training.arrivals import arrive, group_columns
 
 

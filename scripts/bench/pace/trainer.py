@@ -17,7 +17,7 @@ from meshy.training.batch import RANK_COLUMNS, Batch, joined, staleness
 from meshy.training.collect import Collector
 from meshy.training.fetch import Fetcher
 from meshy.training.gates import Gates
-from meshy.training.inbox import Group
+from meshy.training.inbox import Group, rows_of
 from meshy.training.report import ages_row
 from meshy.training.weights.background import Background
 from scripts.bench.pace.roles import SleepingTrainerConfig
@@ -63,7 +63,7 @@ class SleepingTrainer(Service):
 
     def _drop(self, groups: list[Group]) -> None:
         """Rollout may start as many others at once."""
-        rows = Rows.concat([row for group in groups for row in group.rows])
+        rows = rows_of(groups)
         self.fetcher.forget(rows.uids)
         self.queue.clear(rows)
         self.dropped += len(rows)

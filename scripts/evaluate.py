@@ -30,7 +30,7 @@ def accuracy(run: Path, version: int | None, limit: int | None) -> dict[str, flo
     launch = Launch.read(run / "launch.json")
     recipe, _ = launch.derive()
     task = load(recipe.data)(seed=recipe.seed, **recipe.data_options)
-    chosen = [group.config.reward for group in recipe.groups if getattr(group.config, "reward", None)]
+    chosen = [reward for group in recipe.groups if (reward := getattr(group.config, "reward", None))]
     reward = load(chosen[0] if chosen else task.reward)  # as the run itself measured
     version, folder = weights(run, version, Path(launch.model_folder))
     model = AutoModelForCausalLM.from_pretrained(folder).eval()

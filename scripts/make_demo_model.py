@@ -11,6 +11,7 @@ to find out that working pays, and carrying too. Pairs held out for evaluation a
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +77,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 def worked(a: int, b: int, rng: random.Random, slips: float) -> str:
     """The columns from the right with their carries, then the sum; each carry is forgotten with probability `slips`."""
-    columns, digits, carry, left, right = [], [], 0, a, b
+    columns: list[str] = []
+    digits: list[str] = []
+    carry, left, right = 0, a, b
     while left or right or not columns:
         x, y = left % 10, right % 10
         total = x + y + carry
@@ -162,11 +165,10 @@ def lessons(
     tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, steps: int, max_digits: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of careful demonstrations along the curriculum."""
-    stream, reached = iter(()), 0
-    for digits in curriculum(steps, max_digits):
-        if digits != reached:
-            stream, reached = batches(tokenizer, rng, size, digits, careful), digits
-        yield next(stream)
+    for digits, times in itertools.groupby(curriculum(steps, max_digits)):
+        stream = batches(tokenizer, rng, size, digits, careful)
+        for _ in times:
+            yield next(stream)
 
 
 @torch.no_grad()

@@ -33,16 +33,18 @@ def pause(mode: PauseMode) -> Command:
     return Command("/pause_generation", {"mode": mode})
 
 
-def update_from_disk(path: str | Path, version: int) -> Command:
-    """Load a model folder as weight `version`: at once when paused, else when the running requests have ended."""
-    body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True, "abort_all_requests": False}
+def update_from_disk(path: str | Path, version: int, *, flush: bool = True) -> Command:
+    """Load a model folder as weight `version`: at once when paused, else when the running requests have ended. flush:
+    drop what is cached of the old weights, which is refused while requests hold it."""
+    body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush, "abort_all_requests": False}
     return Command("/update_weights_from_disk", body)
 
 
-def update_from_tensor(payloads: Sequence[str], version: int | None) -> Command:
+def update_from_tensor(payloads: Sequence[str], version: int | None, *, flush: bool = True) -> Command:
     """Load tensors that lie in shared memory, within an update. payloads: one for each rank of the replica.
-    version: with the last tensors of an update, which also drop what was cached under the old weights."""
-    return Command("/update_weights_from_tensor", {"serialized_named_tensors": list(payloads), **_closing(version)})
+    version: with the last tensors of an update. flush: drop then what is cached of the old weights."""
+    body = {"serialized_named_tensors": list(payloads), **_closing(version, flush)}
+    return Command("/update_weights_from_tensor", body)
 
 
 def join_group(host: str, port: int, *, first_rank: int, world_size: int, group: str, backend: str) -> Command:
@@ -70,16 +72,17 @@ def update_from_broadcast(
     version: int | None,
     *,
     packed: bool,
+    flush: bool = True,
 ) -> Command:
     """Take part in a broadcast of each of these tensors, and load them. packed: in one broadcast of uint8 instead, of
-    their bytes one after another."""
+    their bytes one after another. version, flush: as for `update_from_tensor`."""
     body = {
         "names": list(names),
         "dtypes": list(dtypes),
         "shapes": [list(shape) for shape in shapes],
         "group_name": group,
         "load_format": "flattened_bucket" if packed else None,
-        **_closing(version),
+        **_closing(version, flush),
     }
     return Command("/update_weights_from_distributed", body)
 
@@ -89,5 +92,5 @@ def set_version(version: int) -> Command:
     return Command("/update_weight_version", {"new_version": str(version), "abort_all_requests": True})
 
 
-def _closing(version: int | None) -> dict[str, Any]:
-    return {"flush_cache": False} if version is None else {"flush_cache": True, "weight_version": str(version)}
+def _closing(version: int | None, flush: bool) -> dict[str, Any]:
+    return {"flush_cache": False} if version is None else {"flush_cache": flush, "weight_version": str(version)}

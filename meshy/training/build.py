@@ -29,7 +29,7 @@ def engine_config(
     return EngineConfig(
         model=model,
         max_seq_len=context_length,
-        packed=on_gpu if config.packing == "auto" else config.packing == "packed",
+        packed=config.packing == "packed",
         dtype=config.dtype,
         mixed_precision=precision,
         activation_checkpointing=config.activation_checkpointing,

@@ -26,11 +26,11 @@ class TrainerConfig(ServiceConfig):
     What is learnt from:
         batch_size: samples (prompts x group size) between two publishes. mini_batches: optimiser steps that a batch is
         cut into. stream_minibatch: take each as soon as its rows are there, instead of the whole batch first; groups
-        are trained in the order in which they were complete. epochs: how often the batch is passed over. also_consumes:
-        more columns of `train` to wait for, written by roles of one's own; per-token ones reach the loss.
-        max_staleness: the oldest weight version, counted back from the trained one, whose tokens may be trained: groups
-        with older ones are dropped and replaced; None: no bound but the window of rollout. allow_filtered_sampling:
-        train although top-p, top-k or min-p cut the distribution that was sampled from.
+        with the oldest tokens first, then in the order in which they were complete. epochs: how often the batch is
+        passed over. also_consumes: more columns of `train` to wait for, written by roles of one's own; per-token ones
+        reach the loss. max_staleness: the oldest weight version, counted back from the trained one, whose tokens may be
+        trained: groups with older ones are dropped and replaced; None: no bound but the window of rollout.
+        allow_filtered_sampling: train although top-p, top-k or min-p cut the distribution that was sampled from.
     How:
         advantage, loss: import path (`module:function`) or callable, see `meshy.algorithms.interface`. clip_low,
         clip_high, dual_clip, aggregation, aggregation_constant, loss_options: given to the loss. old_logprobs: the
@@ -43,8 +43,10 @@ class TrainerConfig(ServiceConfig):
         publish_to: groups that serve the policy. publish: how weights travel: "disk", a folder that replicas load;
         "shm", shared memory of one host; "collective", a broadcast; "auto" takes shm where every replica is on the
         trainer's host, disk where one has dp > 1 or quantised weights, else collective. publish_in_flight: requests in
-        flight are interrupted and go on with the new weights ("retract"), end first ("drain"), or are given back
-        unfinished ("abort"), to go on or to begin anew as `interrupted` of rollout says. publish_dtype: of the
+        flight are interrupted and go on with the new weights, their keys and values computed anew ("retract") or kept
+        as the old weights made them ("keep", as in PipelineRL, arXiv 2509.19128: long prefixes are not read again), end
+        first ("drain"), or are given back unfinished ("abort"), to go on or to begin anew as `interrupted` of rollout
+        says. publish_dtype: of the
         weights that leave the trainer; "auto" keeps on disk what the initial model's config.json says, and streams what
         `publish_to` is told to compute in. bucket_mb: MiB of memory through which weights stream (shm, collective), at
         least the largest tensor. weights_deadline: seconds for a publish, until one replica serves the version; one
@@ -54,8 +56,8 @@ class TrainerConfig(ServiceConfig):
         the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
         replica's checksums are compared with the trainer's; 0: never.
     The engine:
-        packing: "packed" rows hold documents one after another, "padded" rows one each; "auto" packs on GPUs and pads
-        on CPUs, whichever is faster. tokens_per_micro_batch: bound on a forward pass, padding included; None takes
+        packing: "packed" rows hold samples one after another, without padding; "padded" rows one each.
+        tokens_per_micro_batch: bound on a forward pass, padding included; None takes
         16384 on GPUs and 1024 on CPUs, where what fits the caches is fastest, or a whole row if that is longer.
         dtype: of stored parameters and optimiser state; mixed_precision: of the parameters while they compute.
         activation_checkpointing: none, selective, full. spmd_backend: TorchTitan's; torch 2.13 takes "partial_dtensor"
@@ -105,7 +107,7 @@ class TrainerConfig(ServiceConfig):
     keep_weights: int = 2
     verify_every: int = 10
 
-    packing: Literal["auto", "packed", "padded"] = "auto"
+    packing: Literal["packed", "padded"] = "packed"
     tokens_per_micro_batch: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -248,6 +250,11 @@ class TrainerConfig(ServiceConfig):
             faults.append(
                 f"publish_in_flight: in a ring, what is in flight always waits and goes on; {self.publish_in_flight!r} "
                 "is for inference on GPUs of its own: set it to 'retract'"
+            )
+        if self.publish_in_flight == "keep" and any(getattr(g.config, "window", None) == 1 for g in recipe.groups):
+            faults.append(
+                "publish_in_flight: 'keep' is for responses that go on under new weights, and with a window of 1 there "
+                "are none, but prompts cached by SGLang would be used again under other weights: set it to 'retract'"
             )
         return faults
 

@@ -52,7 +52,11 @@ def rows_of(groups: Iterable[Group]) -> Rows:
 
 class Inbox:
     """Whole groups, in the order in which they became whole. Rows of a group may come one by one, as scores are added
-    to them by others."""
+    to them by others.
+
+    What is taken first is what would be too old first: groups by their oldest token, then in that order. A slow
+    response, complete after many quick ones that were begun later, does not wait behind them until it must be dropped.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, Group] = {}
@@ -84,10 +88,10 @@ class Inbox:
         return sum(group.size for group in self._of(batch).values())
 
     def take(self, batch: int, samples: int) -> list[Group] | None:
-        """Groups of so many samples for a batch, those first that were whole first; None while there are too few.
-        MisfitGroup where whole groups do not add up to the number."""
+        """Groups of so many samples for a batch, the oldest first; None while there are too few. MisfitGroup where
+        whole groups do not add up to the number."""
         chosen: list[str] = []
-        for name, group in self._of(batch).items():
+        for name, group in sorted(self._of(batch).items(), key=lambda entry: entry[1].oldest_version):
             if samples <= 0:
                 break
             samples -= group.size

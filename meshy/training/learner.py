@@ -63,7 +63,8 @@ class Learner:
         Returns means over all ranks: `loss` and `grad_norm` over the steps, what the loss reports per token, `entropy`
         (nats), and, of the first step only, whose rows are fresh, `mismatch_kl` (k3 of rollout against trainer),
         `logprob_diff_mean` (mean |trainer - rollout|) and `ess`, the effective sample size, as a share, of the token
-        ratios trainer / rollout. `lr` is the last one.
+        ratios trainer / rollout. `lr` is the last one. Of samples without a gradient, means are an estimate from some
+        of them (see MiniBatchPlan).
         With a correction also, over the steps: `correction/weight_mean` and `correction/ess` of the factors on the
         advantages, the share of tokens that it dropped, `correction/dropped`, and what each rule in force did by
         itself: `truncated` or `masked`, `rejected` and `opsm`, shares of tokens, `vetoed`, of sequences.
@@ -107,12 +108,13 @@ class Learner:
         counts = GlobalCounts(tokens=plan.tokens, sequences=plan.sequences)
         totals: dict[str, Tensor] = {}
         rank = self.groups.place.rank
-        work = [(members, False) for members in plan.scored[rank]] + [(members, True) for members in plan.trained[rank]]
-        for members, with_gradient in work:
-            with torch.set_grad_enabled(with_gradient):
-                said = self._micro_step(self._batch(samples, members), counts)
-            for name, value in said.items():
-                totals[name] = totals[name] + value if name in totals else value
+        scored, trained = (plan.scored[rank], False, plan.scored_weight), (plan.trained[rank], True, 1.0)
+        for micro_batches, with_gradient, weight in (scored, trained):
+            for members in micro_batches:
+                with torch.set_grad_enabled(with_gradient):
+                    said = self._micro_step(self._batch(samples, members), counts)
+                for name, value in said.items():
+                    totals[name] = totals.get(name, 0.0) + weight * value
         names = sorted(totals)
         summed = self.groups.sum(torch.stack([totals[name].double() for name in names]).cpu())
         return dict(zip(names, summed.tolist(), strict=True))

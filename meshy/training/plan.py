@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 FORWARD, FORWARD_AND_BACKWARD = 1, 3  # what they cost, relative to one another
+SCORED_OF = 8  # of so many samples without a gradient, one passes forward for the metrics
 EVEN_WITHIN = 0.02
 
 MicroBatchPlan = tuple[int, ...]
@@ -17,18 +18,25 @@ class MiniBatchPlan:
     """One optimiser step.
 
     trained: for each rank its micro-batches; every rank has the same number of them, at least one, some perhaps empty,
-    because forward and backward are collective. scored: the same for samples that have no gradient: they only pass
-    forward, for the metrics. tokens, sequences: the global denominators (see algorithms.interface.GlobalCounts).
+    because forward and backward are collective. scored: the same for some of the samples that have no gradient: they
+    only pass forward, for the metrics, where each token counts `scored_weight` times, for the others. resting: for each
+    rank these others. tokens, sequences: the global denominators (see algorithms.interface.GlobalCounts).
     """
 
     trained: tuple[tuple[MicroBatchPlan, ...], ...]
     scored: tuple[tuple[MicroBatchPlan, ...], ...]
+    resting: tuple[tuple[int, ...], ...]
+    scored_weight: float
     tokens: int
     sequences: int
 
     def of(self, rank: int) -> tuple[MicroBatchPlan, ...]:
         """Every micro-batch of a rank."""
         return (*self.trained[rank], *self.scored[rank])
+
+    def samples(self, rank: int) -> set[int]:
+        """Every sample of a rank."""
+        return {sample for members in (*self.of(rank), self.resting[rank]) for sample in members}
 
 
 def plan_mini_batch(
@@ -39,17 +47,23 @@ def plan_mini_batch(
     world_size: int,
     tokens_per_micro_batch: int,
     packed: bool,
-    only_score: Collection[int] = (),
+    without_gradient: Collection[int] = (),
+    scored_of: int = SCORED_OF,
     ranks: Sequence[int] | None = None,
 ) -> MiniBatchPlan:
     """Spread `samples` (numbers into `lengths`) over ranks by tokens, then cut each rank's share into micro-batches.
 
-    lengths: tokens of each sample. written: how many of them the policy wrote. only_score: samples without a gradient.
-    ranks: of each sample, the rank that has it already; only as many go elsewhere as an even load asks for. A
-    micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, unless a single sample is longer.
+    lengths: tokens of each sample. written: how many of them the policy wrote. without_gradient: samples of which one
+    in `scored_of` is scored, and the others rest. ranks: of each sample, the rank that has it already; only as many go
+    elsewhere as an even load asks for. A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included,
+    unless a single sample is longer.
     """
-    idle = set(only_score)
-    costs = {i: lengths[i] * (FORWARD if i in idle else FORWARD_AND_BACKWARD) for i in samples}
+    without = set(without_gradient)
+    trained = [i for i in samples if i not in without]
+    idle = [i for i in samples if i in without]
+    scored = idle[::scored_of]
+    costs = dict.fromkeys(samples, 0)
+    costs |= {i: lengths[i] * FORWARD_AND_BACKWARD for i in trained} | {i: lengths[i] * FORWARD for i in scored}
     if ranks is None:
         home = spread(costs, world_size)
     else:
@@ -63,9 +77,12 @@ def plan_mini_batch(
         most = max(least, *(len(some) for some in batches))
         return tuple(tuple(some) + ((),) * (most - len(some)) for some in batches)
 
+    seen = sum(written[i] for i in scored)
     return MiniBatchPlan(
-        trained=cut([i for i in samples if i not in idle], 1),
-        scored=cut([i for i in samples if i in idle], 0),
+        trained=cut(trained, 1),
+        scored=cut(scored, 0),
+        resting=tuple(tuple(i for i in idle if home[i] == rank and i not in set(scored)) for rank in range(world_size)),
+        scored_weight=sum(written[i] for i in idle) / seen if seen else 1.0,
         tokens=sum(written[i] for i in samples),
         sequences=sum(written[i] > 0 for i in samples),
     )
@@ -91,7 +108,7 @@ def even_out(home: Mapping[int, int], costs: Mapping[int, int], world_size: int)
     tolerance = EVEN_WITHIN * sum(load) / world_size
     while (gap := max(load) - min(load)) > tolerance:
         most, least = load.index(max(load)), load.index(min(load))
-        movable = [i for i, rank in home.items() if rank == most and costs[i] < gap]
+        movable = [i for i, rank in home.items() if rank == most and 0 < costs[i] < gap]
         if not movable:
             break
         sample = min(movable, key=lambda i: (abs(costs[i] - gap / 2), i))

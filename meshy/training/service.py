@@ -107,7 +107,7 @@ class TrainerService(SpmdService):
         """Learn from this rank's rows, most of which have been read already; numbers over all ranks."""
         assert self.fetcher is not None
         began = time.time()
-        mine = sorted({i for plan in command.plans for members in plan.of(self.rank) for i in members})
+        mine = sorted(set().union(*(plan.samples(self.rank) for plan in command.plans)))
         rows = command.rows.select(mine)
         data = self.fetcher.get(rows)
         self.fetcher.forget(command.rows.uids)
@@ -242,7 +242,7 @@ class TrainerService(SpmdService):
                 world_size=self.world_size,
                 tokens_per_micro_batch=self.learner.micro_batch_tokens,
                 packed=self.learner.engine.config.packed,
-                only_score=without_gradient,
+                without_gradient=without_gradient,
                 ranks=batch.ranks,
             )
             for samples in mini_batches(order, count)

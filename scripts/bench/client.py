@@ -113,7 +113,7 @@ def prompts_of(count: int) -> list[list[int]]:
 
 
 async def through_client(url: str, prompts: list[list[int]], in_flight: int) -> dict[str, float]:
-    async with GenerationClient([url], max_in_flight=in_flight) as client:
+    async with GenerationClient([url], max_in_flight_per_replica=in_flight) as client:
         await asyncio.gather(*(client.generate(prompt, SAMPLING) for prompt in prompts[:in_flight]))
         waits: list[float] = []
         slots = asyncio.Semaphore(in_flight)

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def workload(count: int, long_tail: bool) -> tuple[Prompts, list[int]]:
     return prompts[:count], lengths
 
 
-def run_generate(model: torch.nn.Module, prompts: Prompts, lengths: list[int], batch: int) -> float:
+def run_generate(model: Any, prompts: Prompts, lengths: list[int], batch: int) -> float:
     """Seconds that `transformers` takes, in batches in order of arrival, each until its longest response has ended."""
     start = time.perf_counter()
     for first in range(0, len(prompts), batch):
@@ -119,7 +120,7 @@ def run_engine(engine: Engine, prompts: Prompts, lengths: list[int]) -> float:
 
 async def run_http(url: str, prompts: Prompts, lengths: list[int], in_flight: int) -> float:
     """Seconds through the client, `in_flight` requests at a time."""
-    async with GenerationClient([url], vocab_size=VOCAB, max_in_flight=in_flight) as client:
+    async with GenerationClient([url], vocab_size=VOCAB, max_in_flight_per_replica=in_flight) as client:
         await client.wait_ready(60)
         start = time.perf_counter()
         jobs = [

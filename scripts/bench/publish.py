@@ -150,7 +150,7 @@ def measure(folder: Path, repeat: int, bucket: int) -> dict[str, float]:
     from safetensors.torch import load_file
 
     from meshy.training.weights.collective import Collective
-    from meshy.training.weights.publisher import Publisher
+    from meshy.training.weights.publisher import Carrier, Publisher
     from meshy.training.weights.shm import Shm
 
     torch.set_num_threads(1)
@@ -162,7 +162,7 @@ def measure(folder: Path, repeat: int, bucket: int) -> dict[str, float]:
         publisher = Publisher(urls, deadline=120)
         publisher.start(60)
         ranks = dict.fromkeys(urls, 1)
-        carriers = {
+        carriers: dict[str, Carrier] = {
             "shm": Shm(ranks, bucket),
             "collective": Collective("127.0.0.1", 0, ranks, bucket, torch.device("cpu")),
         }

@@ -89,7 +89,7 @@ class Rank:
             with self.fetcher._changed:
                 assert self.fetcher._changed.wait_for(lambda: not self.fetcher._coming, SECONDS)
             return
-        mine = sorted(i for plan in command.plans for members in plan.of(self.rank) for i in members)
+        mine = sorted(set().union(*(plan.samples(self.rank) for plan in command.plans)))
         self.fetcher.get(command.rows.select(mine))
         self.pipe.send(time.perf_counter())
         self.fetcher.forget(command.rows.uids)
@@ -117,8 +117,7 @@ class Rank:
         collector = Collector(self.queue, share=share)
         while (round := self.pipe.recv()) is not None:
             version, count, early = round
-            with collector._changed:
-                assert collector._changed.wait_for(lambda early=early: collector._inbox.samples >= early, SECONDS)
+            wait_for_rows(collector, early)
             self.command(Settle())
             self.pipe.send("early")
             batch = collector.collect(version, count)
@@ -136,6 +135,11 @@ class Rank:
             self.pipe.send("cleared")
         self.crew.send(None)
         collector.close()
+
+
+def wait_for_rows(collector: Collector, count: int) -> None:
+    with collector._changed:
+        assert collector._changed.wait_for(lambda: collector._inbox.samples >= count, SECONDS)
 
 
 def run_rank(rank: int, pipe: Connection, endpoints: Endpoints, contract: Contract, port: int) -> None:

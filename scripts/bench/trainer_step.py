@@ -81,7 +81,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        run_rank(*options.rank, options.repeat)
+        rank, world, port = options.rank
+        run_rank(rank, world, port, options.repeat)
         return
     for world in options.ranks:
         with socket.create_server(("127.0.0.1", 0)) as held:

@@ -60,7 +60,8 @@ def task_for_trl(options: argparse.Namespace, chat: Chat) -> dict[str, Any]:
     """What Meshy's recipe says, as TRL is to be told it. Its prompts stand in the order of Meshy's."""
     task = addition(seed=options.seed, max_digits=MAX_DIGITS)
     recipe = recipe_of(model=str(MODEL), data=DATA, gpus=2)
-    trainer, rollout = recipe.group("trainer").config, recipe.group("rollout").config
+    trainer: Any = recipe.group("trainer").config
+    rollout: Any = recipe.group("rollout").config
     order, count = DataOrder(len(task.train), options.seed), options.steps * trainer.batch_size // rollout.group_size
     examples = [task.train[order.index(position)] for position in range(count)]
     same = ("batch_size", "clip_low", "clip_high", "lr", "weight_decay", "betas", "eps", "max_grad_norm")

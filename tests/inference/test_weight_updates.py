@@ -24,6 +24,8 @@ from meshy.generation.expected import ExpectedChecksums
 from meshy.generation.layout import layout_of
 from meshy.generation.shared_tensors import SharedSegment, align
 from meshy.generation.update_group import UpdateGroup, join, serve_store
+from meshy.training.weights.publisher import Publisher
+from meshy.training.weights.shm import Shm
 from tests.inference.contract.served import Served, Stream
 from tests.inference.models import CONTEXT, call, serve
 from tests.inference.test_protocol import in_background, until
@@ -246,6 +248,23 @@ def test_without_a_pause_what_runs_ends_first_and_what_comes_waits(url, folder, 
     versions = [span["version"] for span in second.last()["meta_info"]["weight_versions"]]
     assert versions == ["0"] and loaded.result(DEADLINE)[0] == 200
     assert late.result(DEADLINE)[2]["meta_info"]["weight_versions"] == [{"version": "6", "start": 0, "end": 2}]
+
+
+@pytest.mark.parametrize(("in_flight", "retractions"), [("retract", 1), ("keep", 0)])
+def test_a_publish_retracts_what_is_in_flight_or_keeps_it(url, folder, new, in_flight, retractions):
+    publisher = Publisher([url], in_flight=in_flight, deadline=DEADLINE)
+    publisher.carrier = Shm({url: 1}, 1 << 20)
+    try:
+        publisher.start(DEADLINE)
+        long = {"temperature": 0, "max_new_tokens": CONTEXT - 12, "ignore_eos": True}
+        stream = Stream(Served("embedded", url, folder, folder, CONTEXT), sampling_params=long)
+        stream.next()
+        assert publisher.stream(7, [url], new, torch.float32).served == [url]
+        told = stream.last()["meta_info"]
+    finally:
+        publisher.close()
+    assert told["num_retractions"] == retractions
+    assert [span["version"] for span in told["weight_versions"]] == ["0", "7"]
 
 
 def held(url: str) -> int:

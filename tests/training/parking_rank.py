@@ -36,7 +36,7 @@ class Parked(Rank):
         away(2)
         for seed in range(STEPS):
             samples = make_samples(seed=seed)
-            plan = self.plan(samples, 60, packed=False, only_score=set())
+            plan = self.plan(samples, 60, packed=False, without_gradient=set())
             with torch.no_grad():
                 reports.append({"scored": float(self.scored(learner, samples))})
             away()
@@ -69,7 +69,7 @@ class Parked(Rank):
         """Bytes of a large model's parameters and optimiser state here, and PSS with them, without, and with again."""
         learner = self.learner("large")
         samples = make_samples(count=2)
-        plan = self.plan(samples, 60, packed=False, only_score=set())
+        plan = self.plan(samples, 60, packed=False, without_gradient=set())
         fresh = self.away(learner)
         learner.train(samples, [plan], epochs=1, learning_rates=[1e-3])
         with torch.no_grad():

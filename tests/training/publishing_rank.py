@@ -67,7 +67,7 @@ def recipe_of(model: str, replicas: int, ranks: int, options: dict[str, Any], ri
                 gpus_per_replica=ranks,
                 colocate_with="inference" if ring else None,
             ),
-            ServiceGroup(id="rollout", config=RolloutConfig(group_size=4)),
+            ServiceGroup(id="rollout", config=RolloutConfig(group_size=4, window=2)),
             *(
                 ServiceGroup(id=id, config=OtherConfig(), gpus_per_replica=replicas, colocate_with="inference")
                 for id in others

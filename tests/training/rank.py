@@ -53,7 +53,9 @@ class Rank:
             micro_batch_tokens=0,
         )
 
-    def plan(self, samples: dict[int, Sample], budget: int, packed: bool, only_score: set[int]):
+    def plan(
+        self, samples: dict[int, Sample], budget: int, packed: bool, without_gradient: set[int], scored_of: int = 1
+    ):
         return plan_mini_batch(
             sorted(samples),
             [len(samples[i].tokens) for i in sorted(samples)],
@@ -61,14 +63,20 @@ class Rank:
             world_size=self.groups.place.world_size,
             tokens_per_micro_batch=budget,
             packed=packed,
-            only_score=only_score,
+            without_gradient=without_gradient,
+            scored_of=scored_of,
         )
 
     def gradient(
-        self, learner: Learner, samples: dict[int, Sample], budget: int, only_score: set[int] = frozenset()
+        self,
+        learner: Learner,
+        samples: dict[int, Sample],
+        budget: int,
+        without_gradient: set[int] = frozenset(),
+        scored_of: int = 1,
     ) -> dict:
         learner.engine.optimizers.zero_grad()
-        plan = self.plan(samples, budget, learner.engine.config.packed, only_score)
+        plan = self.plan(samples, budget, learner.engine.config.packed, without_gradient, scored_of)
         sums = learner.accumulate(learner.prepare(samples, [plan], VERSION), plan)
         parameters = learner.engine.model.named_parameters()
         named = [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in parameters]
@@ -96,6 +104,15 @@ class Rank:
             name = "all" if idle == set(samples) else "some"
             results[f"{name} without advantage"] = self.gradient(self.learner(), zeroed, 60)
             results[f"{name} only scored"] = self.gradient(self.learner(), zeroed, 60, idle)
+            if name == "some":
+                results["some resting"] = self.gradient(self.learner(), zeroed, 60, idle, scored_of=2)
+                busy = dict(enumerate(s for i, s in samples.items() if i not in idle))
+                results["trained alone"] = self.gradient(self.learner(), busy, 60)
+                seen = dict(enumerate(zeroed[i] for i in sorted(idle)[::2]))
+                results["scored alone"] = self.gradient(self.learner(), seen, 60, set(seen))
+                idle_samples = [zeroed[i] for i in idle]
+                counts = [sum(int(s.loss_mask.sum()) for s in some) for some in (idle_samples, seen.values())]
+                results["weight"] = counts[0] / counts[1]
         masked = {i: Sample(s.tokens, torch.zeros_like(s.loss_mask), s.columns) for i, s in samples.items()}
         results["all masked"] = self.gradient(learner, masked, 60)
         results["one sample"] = self.gradient(self.learner(), {0: samples[0]}, 60)

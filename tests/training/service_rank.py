@@ -132,9 +132,7 @@ class CaseRank(TrainerService):
             case TrainBatch():
                 with self.fetcher._changed:
                     early = [uid for uid in command.rows.uids if uid in {*self.fetcher._there, *self.fetcher._coming}]
-                mine = [
-                    command.rows.uids[i] for plan in command.plans for members in plan.of(self.rank) for i in members
-                ]
+                mine = [command.rows.uids[i] for plan in command.plans for i in sorted(plan.samples(self.rank))]
                 self.trained.append(
                     {
                         "uids": command.rows.uids,

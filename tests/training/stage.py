@@ -124,7 +124,8 @@ class Asked:
 
 @dataclass
 class Load:
-    """A client in a thread of its own that keeps `in_flight` requests going."""
+    """A client in a thread of its own that keeps `in_flight` requests going, of at most so many new tokens each; their
+    lengths differ, so that they do not end together."""
 
     urls: list[str]
     in_flight: int = 8
@@ -160,10 +161,10 @@ class Load:
         chance = random.Random(lane)
         while not self._stop:
             prompt = [chance.randrange(1, 200) for _ in range(chance.randrange(4, 30))]
-            required = self._required
+            required, count = self._required, chance.randrange(self.tokens // 2, self.tokens + 1)
             try:
                 done = await self._client.generate(
-                    prompt, Sampling(max_new_tokens=self.tokens), seed=chance.randrange(1 << 30)
+                    prompt, Sampling(max_new_tokens=count), seed=chance.randrange(1 << 30)
                 )
             except Exception as error:  # noqa: BLE001  (whatever it is, the test shows it)
                 with self._news:

@@ -65,6 +65,7 @@ def test_a_plain_recipe_has_no_fault():
         ({"sampling": Sampling(temperature=0.0)}, "sampling.temperature: expected more than 0"),
         ({"weights_deadline": 600.0}, r"weights_deadline: expected less than collective_timeout \(600"),
         ({"replicas": 2}, "replicas: expected 1 trainer"),
+        ({"publish_in_flight": "keep"}, "publish_in_flight: 'keep' is for .* with a window of 1 there are none"),
         ({"correction": Correction(veto=2.0)}, "correction.veto: expected more than 0 and less than 1"),
         (
             {"correction": Correction(importance="token")},

@@ -138,6 +138,20 @@ def test_samples_without_advantage_need_no_backward(computed, world, which):
 
 
 @pytest.mark.parametrize("world", [1, 2])
+def test_samples_without_advantage_may_rest_while_others_stand_for_them(computed, world):
+    found = computed[world]["gradients"]
+    whole, resting = computed[1]["gradients"]["some without advantage"], found["some resting"]
+    assert resting["sums"]["loss"] == pytest.approx(whole["sums"]["loss"], rel=1e-5)
+    assert relative(resting["gradient"], whole["gradient"]) < 1e-6
+    assert found["weight"] > 1.2
+    trained, scored = found["trained alone"]["sums"], found["scored alone"]["sums"]
+    for name in ("entropy", "mismatch_kl", "logprob_diff_mean", "ess/weight"):
+        together = trained[name] + found["weight"] * scored[name]
+        assert resting["sums"][name] == pytest.approx(together, rel=1e-5), name
+        assert together != pytest.approx(whole["sums"][name], rel=1e-5)  # an estimate
+
+
+@pytest.mark.parametrize("world", [1, 2])
 def test_a_fully_masked_batch_gives_zero_loss_and_zero_gradient(computed, world):
     result = computed[world]["gradients"]["all masked"]
     assert result["sums"]["loss"] == 0.0

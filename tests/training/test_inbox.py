@@ -1,4 +1,4 @@
-"""Which groups make up a batch: against a plain list of groups in the order in which they became whole."""
+"""Which groups make up a batch: against a plain list of groups."""
 
 import random
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ GROUPS = st.lists(
 
 
 @given(GROUPS, st.randoms(use_true_random=False), st.data())
-def test_whole_groups_are_taken_in_the_order_in_which_they_became_whole(sizes, chance: random.Random, data):
+def test_whole_groups_are_taken_oldest_first_then_as_they_became_whole(sizes, chance: random.Random, data):
     made = [
         group_columns(position, size, batch=batch, oldest_version=oldest)
         for position, (size, batch, oldest) in enumerate(sizes)
@@ -47,7 +47,7 @@ def test_whole_groups_are_taken_in_the_order_in_which_they_became_whole(sizes, c
             assert [group.columns["group_id"][0] for group in inbox.drop_older(than)] == [group.name for group in old]
             whole = [group for group in whole if group not in old]
         wanted = data.draw(st.integers(0, 2))
-        fit = [group for group in whole if group.batch in (wanted, ANY_BATCH)]
+        fit = sorted((g for g in whole if g.batch in (wanted, ANY_BATCH)), key=lambda group: group.oldest)
         assert inbox.have(wanted) == sum(group.size for group in fit)
         assert inbox.samples == sum(group.size for group in whole) + incomplete
         # The first so many groups give the number that is asked for; what is left over afterwards stays.

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshy.training.plan import EVEN_WITHIN, Shares, even_out, micro_batches, mini_batches, plan_mini_batch
+from meshy.training.plan import (
+    EVEN_WITHIN,
+    SCORED_OF,
+    Shares,
+    even_out,
+    micro_batches,
+    mini_batches,
+    plan_mini_batch,
+)
 
 lengths_of = st.lists(st.integers(1, 100), min_size=0, max_size=60)
 
@@ -16,8 +24,9 @@ lengths_of = st.lists(st.integers(1, 100), min_size=0, max_size=60)
     packed=st.booleans(),
     idle=st.sets(st.integers(0, 60)),
 )
-def test_every_sample_is_trained_once_within_the_budget_and_ranks_keep_in_step(lengths, world, budget, packed, idle):
+def test_every_sample_has_one_place_within_the_budget_and_ranks_keep_in_step(lengths, world, budget, packed, idle):
     written = [length // 2 for length in lengths]
+    idle &= set(range(len(lengths)))
     plan = plan_mini_batch(
         range(len(lengths)),
         lengths,
@@ -25,14 +34,20 @@ def test_every_sample_is_trained_once_within_the_budget_and_ranks_keep_in_step(l
         world_size=world,
         tokens_per_micro_batch=budget,
         packed=packed,
-        only_score=idle,
+        without_gradient=idle,
     )
     assert len(plan.trained) == len(plan.scored) == world
     assert len({len(batches) for batches in plan.trained}) == len({len(batches) for batches in plan.scored}) == 1
     assert len(plan.trained[0]) >= 1  # every rank runs backward, if only over nothing
-    used = Counter(sample for rank in range(world) for batch in plan.of(rank) for sample in batch)
-    assert used == Counter(range(len(lengths)))
-    assert {sample for rank in plan.scored for batch in rank for sample in batch} == idle & set(range(len(lengths)))
+    passed = Counter(sample for rank in range(world) for batch in plan.of(rank) for sample in batch)
+    assert passed + Counter(sample for rank in plan.resting for sample in rank) == Counter(range(len(lengths)))
+    assert sorted(sample for rank in range(world) for sample in plan.samples(rank)) == list(range(len(lengths)))
+    scored = [sample for rank in plan.scored for batch in rank for sample in batch]
+    assert set(scored) <= idle and len(scored) == -(-len(idle) // SCORED_OF)
+    assert idle - set(scored) == {sample for rank in plan.resting for sample in rank}
+    tokens_scored = sum(written[i] for i in scored)
+    if tokens_scored:  # those that are scored stand for all
+        assert plan.scored_weight * tokens_scored == pytest.approx(sum(written[i] for i in idle))
     for rank in range(world):
         for batch in plan.of(rank):
             sizes = [lengths[i] for i in batch]
@@ -129,10 +144,11 @@ def test_a_plan_keeps_samples_where_they_are_but_for_an_even_load(lengths, world
         world_size=world,
         tokens_per_micro_batch=100,
         packed=False,
-        only_score=idle,
+        without_gradient=idle,
         ranks=ranks,
     )
-    costs = {i: lengths[i] * (1 if i in idle else 3) for i in samples}
+    scored = [i for i in samples if i in idle][::SCORED_OF]
+    costs = {i: lengths[i] * (3 if i not in idle else 1 if i in scored else 0) for i in samples}
     even = even_out({i: ranks[i] for i in samples}, costs, world)
-    assert {i: rank for rank in range(world) for batch in plan.of(rank) for i in batch} == even
+    assert {i: rank for rank in range(world) for i in plan.samples(rank)} == even
     assert len({len(batches) for batches in plan.trained}) == len({len(batches) for batches in plan.scored}) == 1

@@ -64,6 +64,15 @@ def test_fifty_versions_under_load(mode: str, model: Path, tmp_path: Path) -> No
 
 @pytest.mark.prove
 @pytest.mark.parametrize("mode", MODES)
+def test_requests_in_flight_keep_what_they_have_computed(mode: str, model: Path, tmp_path: Path) -> None:
+    with stage(tmp_path, model, publish=mode, publish_in_flight="keep", verify_every=1) as on:
+        load = publish_under_load(on, 10)
+        assert on.trainer.end() == [0, 0]
+    assert any(len(set(asked.completion.versions)) > 1 for asked in load.asked), "no request was in flight"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
 def test_requests_in_flight_are_drained_first(mode: str, model: Path, tmp_path: Path) -> None:
     """From disk none is interrupted; else only those that waited for the drain to end and begin before the pause."""
     with stage(tmp_path, model, publish=mode, publish_in_flight="drain", verify_every=1) as on:

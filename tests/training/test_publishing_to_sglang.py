@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from meshy.training.weights.choice import InFlight
 from meshy.training.weights.collective import Collective
 from meshy.training.weights.folder import dtype_of, write_weights
 from meshy.training.weights.publisher import Published, Publisher
@@ -37,12 +38,13 @@ def url(model: Path) -> Iterator[str]:
         yield f"http://{HOST}:{server.plan.port}"
 
 
-@pytest.mark.parametrize("drain", [False, True], ids=["retract", "drain"])
+@pytest.mark.parametrize("in_flight", ["retract", "keep", "drain"])
 @pytest.mark.parametrize("mode", ["disk", "shm", "collective"])
-def test_versions_travel_under_load(mode: str, drain: bool, model: Path, url: str, tmp_path: Path) -> None:
+def test_versions_travel_under_load(mode: str, in_flight: InFlight, model: Path, url: str, tmp_path: Path) -> None:
+    drain = in_flight == "drain"
     assert call(url, "/update_weight_version", {"new_version": "0"})[0] == 200
     weights = load_file(model / "model.safetensors")
-    publisher = Publisher([url], in_flight="drain" if drain else "retract", deadline=60)
+    publisher = Publisher([url], in_flight=in_flight, deadline=60)
     load: Load | None = None
     try:
         told = publisher.start(60)

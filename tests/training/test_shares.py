@@ -7,7 +7,9 @@ from meshy.training.plan import MiniBatchPlan
 
 
 def plan(tokens: int, sequences: int) -> MiniBatchPlan:
-    return MiniBatchPlan(trained=(((),),), scored=((),), tokens=tokens, sequences=sequences)
+    return MiniBatchPlan(
+        trained=(((),),), scored=((),), resting=((),), scored_weight=1.0, tokens=tokens, sequences=sequences
+    )
 
 
 def test_shares_are_of_tokens_or_of_sequences_and_sample_sizes_of_weights():

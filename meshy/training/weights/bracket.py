@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from meshy.generation import commands
-from meshy.generation.commands import Command
+from meshy.generation.commands import Command, PauseMode
 from meshy.generation.completion import GenerationError, weight_version_of
 from meshy.generation.control import Control
 from meshy.generation.transport import Refused, Unavailable
+from meshy.training.weights.choice import InFlight
 
 log = logging.getLogger("meshy.training.weights")
 
@@ -24,12 +25,14 @@ class Bracket:
     there to begin with; refused: those that said no, and so are there. deadline: seconds for the whole; one answer may
     take half of what is left of it, so that one replica that hangs does not use up the others' time."""
 
-    def __init__(self, control: Control, replicas: Iterable[str], deadline: float) -> None:
+    def __init__(
+        self, control: Control, replicas: Iterable[str], deadline: float, in_flight: InFlight = "retract"
+    ) -> None:
         self.living = list(replicas)
         self.dropped: dict[str, str] = {}
         self.absent: set[str] = set()
         self.refused: set[str] = set()
-        self._control = control
+        self._control, self._in_flight = control, in_flight
         self._end = time.monotonic() + deadline
 
     @property
@@ -74,9 +77,20 @@ class Bracket:
         for url, failure in outcome.failures.items():
             self.drop(url, failure)
 
-    async def pause(self, mode: Literal["retract", "abort"] = "retract") -> None:
+    @property
+    def drains(self) -> bool:
+        """Whether what is in flight ends before the update begins."""
+        return self._in_flight == "drain"
+
+    @property
+    def flush(self) -> bool:
+        """Whether nothing that is cached of the old weights is used any more."""
+        return self._in_flight != "keep"
+
+    async def pause(self) -> None:
         """Nothing is generated any more; what is being written goes on after `close`, or ends now."""
-        await self.all(commands.pause(mode))
+        modes: dict[InFlight, PauseMode] = {"keep": "in_place", "abort": "abort"}
+        await self.all(commands.pause(modes.get(self._in_flight, "retract")))
 
     async def begin(self) -> None:
         """Opens the update: at once when paused, else when the requests in flight have ended. One that was left open by

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-InFlight = Literal["retract", "drain", "abort"]
-"""What becomes of requests in flight when new weights come."""
+InFlight = Literal["retract", "keep", "drain", "abort"]
+"""What becomes of requests in flight when new weights come (see TrainerConfig.publish_in_flight)."""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ class _Lane:
             group.name,
             version,
             packed=bucket.packed is not None,
+            flush=bracket.flush,
         )
         pieces = [tensor for _, tensor in bucket.tensors] if bucket.packed is None else [bucket.packed]
         seconds = bracket.patience

@@ -5,15 +5,14 @@ from pathlib import Path
 
 from meshy.generation import commands
 from meshy.training.weights.bracket import Bracket
-from meshy.training.weights.choice import InFlight
 
 
-async def load(bracket: Bracket, folder: Path, version: int, in_flight: InFlight) -> float:
-    """Every living replica loads the folder. in_flight: see Publisher; where requests end first, new ones wait
-    meanwhile. Returns the seconds until generation was paused."""
+async def load(bracket: Bracket, folder: Path, version: int) -> float:
+    """Every living replica loads the folder; where requests end first, new ones wait meanwhile. Returns the seconds
+    until generation was paused."""
     began = time.monotonic()
-    if in_flight != "drain":
-        await bracket.pause(in_flight)
+    if not bracket.drains:
+        await bracket.pause()
     paused = time.monotonic()
-    await bracket.all(commands.update_from_disk(folder, version))
+    await bracket.all(commands.update_from_disk(folder, version, flush=bracket.flush))
     return paused - began

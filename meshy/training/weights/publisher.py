@@ -66,10 +66,8 @@ class Published:
 
 
 class Publisher:
-    """in_flight: requests go on with the new weights ("retract"), end before a publish ("drain"), or are sent back with
-    what they have ("abort"). deadline: seconds for
-    the next publish; a replica that hangs uses up half of what is left of them. carrier: set it before weights are
-    streamed."""
+    """in_flight: see TrainerConfig.publish_in_flight. deadline: seconds for the next publish; a replica that hangs uses
+    up half of what is left of them. carrier: set it before weights are streamed."""
 
     def __init__(self, urls: Sequence[str], *, in_flight: InFlight = "retract", deadline: float = 300.0) -> None:
         self.carrier: Carrier | None = None
@@ -101,7 +99,7 @@ class Publisher:
         to give them to."""
         carrier = self.carrier
         assert carrier is not None
-        bracket = Bracket(self._control, urls, self.deadline)
+        bracket = Bracket(self._control, urls, self.deadline, self._in_flight)
         report = Published(carrier.mode)
         began = time.monotonic()
         opening = self._background.start(self._open(carrier, bracket))
@@ -122,11 +120,11 @@ class Publisher:
 
     def from_folder(self, version: int, urls: Sequence[str], folder: Path) -> Published:
         """These replicas load a folder that they can read."""
-        bracket = Bracket(self._control, urls, self.deadline)
+        bracket = Bracket(self._control, urls, self.deadline, self._in_flight)
         report = Published("disk", bytes=weight_bytes(folder))
         began = time.monotonic()
         self._background.run(self._find(bracket))
-        report.pause = self._background.run(disk.load(bracket, folder, version, self._in_flight))
+        report.pause = self._background.run(disk.load(bracket, folder, version))
         report.transfer = time.monotonic() - began - report.pause
         return self._close(bracket, version, report, began)
 
@@ -140,13 +138,11 @@ class Publisher:
 
     async def _open(self, carrier: Carrier, bracket: Bracket) -> None:
         await self._find(bracket)
-        if (
-            self._in_flight == "drain"
-        ):  # the update begins when all that was in flight has ended; what came since is retracted
+        if bracket.drains:  # the update begins when all that was in flight has ended; what came since is retracted
             await bracket.begin()
             await bracket.pause()
         else:
-            await bracket.pause(self._in_flight)
+            await bracket.pause()
             await bracket.begin()
         await carrier.open(bracket)
 

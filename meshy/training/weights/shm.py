@@ -37,7 +37,10 @@ class Shm:
         assert self._segment is not None
         payload = self._segment.payload(bucket.tensors, receivers=sum(self._ranks[url] for url in bracket.living))
         await bracket.each(
-            {url: commands.update_from_tensor([payload] * self._ranks[url], version) for url in bracket.living}
+            {
+                url: commands.update_from_tensor([payload] * self._ranks[url], version, flush=bracket.flush)
+                for url in bracket.living
+            }
         )
 
     async def close(self) -> None:

@@ -7,11 +7,13 @@ which costs nothing, and generation goes on meanwhile, by the new weights.
 
     window k    batch j is the groups [jP, (j+1)P), which may start once j - k + 1 batches are retired; batches are
                 trained in order.
-    window None a group may start while started and not retired samples are fewer than (max_staleness + 1) batches;
-                groups are trained in the order in which they are complete, and dropped if they hold a token that is
-                more than max_staleness versions old by then. What is dropped is retired at once and replaced.
+    window None a group may start while started and not retired samples are fewer than (max_staleness + 1) batches; it
+                is dropped if it holds a token that is more than max_staleness versions old when it would be trained.
+                What is dropped is retired at once and replaced.
     stream      an optimiser mini-batch is trained as soon as enough groups (of its batch, for window k) are complete,
                 instead of waiting for the whole batch.
+
+Of what is complete, groups with the oldest token are trained first, then those that were complete first.
 """
 
 from __future__ import annotations
@@ -252,7 +254,9 @@ class _Run:
         ready = self.ready.setdefault(0 if self.setting.window is None else self.version, deque())
         dropped = self._drop(ready)
         if len(ready) >= self.setting.groups_per_unit:
-            self.training = [ready.popleft() for _ in range(self.setting.groups_per_unit)]
+            self.training = sorted(ready, key=self._oldest)[: self.setting.groups_per_unit]
+            for group in self.training:
+                ready.remove(group)
             members = [sample for group in self.training for sample in self._members(group)]
             for sample in members:
                 sample.trained, sample.trained_version = self.now, self.version
@@ -263,7 +267,7 @@ class _Run:
     def _drop(self, ready: deque[int]) -> bool:
         """Let go of groups with a token that is too old."""
         oldest = self.version - (self.version if self.setting.max_staleness is None else self.setting.max_staleness)
-        fresh = [group for group in ready if min(sample.version for sample in self._members(group)) >= oldest]
+        fresh = [group for group in ready if self._oldest(group) >= oldest]
         lost = (len(ready) - len(fresh)) * self.setting.group_size
         if lost:
             ready.clear()
@@ -271,6 +275,9 @@ class _Run:
             self.dropped += lost
             self.retired += lost
         return lost > 0
+
+    def _oldest(self, group: int) -> int:
+        return min(sample.version for sample in self._members(group))
 
     def _members(self, group: int) -> list[Sample]:
         size = self.setting.group_size

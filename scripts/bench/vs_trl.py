@@ -8,8 +8,11 @@
 Accuracy is the mean training reward (0 to 1) over 5 batches in a row, for both; time counts from the first step's
 start, without start-up. Afterwards one judge takes the greedy accuracy of both final models on the 256 held-out
 prompts. Both draw the same prompts in the same order, and that they make the same tokens of them and start from equal
-rewards is checked. Meshy runs recipes/justrl_fully_async.py with a window of two batches, and arguments are further
-settings of it; TRL runs in `.venv-trl`, which is made when it is not there. The last line is JSON.
+rewards is checked. Both take one optimiser step a batch, as TRL does by default, and write no checkpoints (but for
+every tenth version of Meshy's). With more steps a batch (trainer.mini_batches=2 --trl-mini-batches 2) both learn
+faster, and what is generated ahead is older in terms of them. Meshy runs recipes/justrl_fully_async.py with SETTINGS,
+and arguments are further settings of it; TRL runs in `.venv-trl`, which is made when it is not there. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -51,8 +54,16 @@ MAX_DIGITS, MAX_NEW_TOKENS = 6, 104
 TRL_ENVIRONMENT = ROOT / ".venv-trl"
 TRL_PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0")
 MORE_SAMPLES, LESS_TIME = 2.0, 0.6
-# On two cores, a window of two keeps both sides busy; without one, a tenth of what is generated grows too old.
-SETTINGS = ("rollout.window=2", "trainer.mini_batches=2")
+MINI_BATCHES = 1
+# On two cores, a window of three keeps both sides busy.
+SETTINGS = (
+    "rollout.window=3",
+    "trainer.stream_minibatch=false",
+    f"trainer.mini_batches={MINI_BATCHES}",
+    "trainer.publish_in_flight=keep",
+    "trainer.write_every=10",
+    "trainer.tokens_per_micro_batch=2048",
+)
 Groups = Mapping[str, Sequence[float]]  # rewards by the prompt's id
 
 
@@ -216,7 +227,9 @@ def main() -> int:
         "--trl-processes", type=int, default=2, help="data-parallel ones; two threads of one are slower"
     )
     parser.add_argument("--trl-micro-batch", type=int, default=16, help="samples in one forward and backward pass")
-    parser.add_argument("--trl-mini-batches", type=int, default=1, help="optimiser steps that a batch is cut into")
+    parser.add_argument(
+        "--trl-mini-batches", type=int, default=MINI_BATCHES, help="optimiser steps that a batch is cut into"
+    )
     parser.add_argument("settings", nargs="*", help="of Meshy's recipe")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with us

@@ -51,7 +51,8 @@ def test_no_token_is_older_than_allowed(
     would end the run. Where tokens are dropped, for the trainer is slow and takes whatever is there, batches are whole
     all the same."""
     options = {**TINY, **pace, **speed, "rollouts": rollouts, "steps": 200}
-    with launched(tmp_path / "run", *settings_of(options), recipe=RECIPE) as started:
+    settings = [*settings_of(options), "rollout.log_trajectories=1.0"]
+    with launched(tmp_path / "run", *settings, recipe=RECIPE) as started:
         assert started.wait(540) == 0, started.output
     rows = read_run(tmp_path / "run").rows
     assert [row["samples"] for row in rows] == [24] * 200
@@ -64,6 +65,7 @@ def test_no_token_is_older_than_allowed(
     elif speed is SLOW_TRAINER:
         assert max(oldest) == bound
     dropped = sum(row["dropped"] for row in rows)
+    print(f"age at most {max(oldest)}, {dropped} of {200 * 24} samples dropped")
     assert dropped == 0 or window is None
     lines = [line for file in (tmp_path / "run").glob("trajectories*.jsonl") for line in read_jsonl(file)]
     written = Counter(line["position"] for line in lines)

@@ -10,8 +10,8 @@ from meshy.rollout.group import Group
 
 def group_rows(group: Group, batch: int, lost: int = 0) -> dict[str, list[Any]]:
     """Every column of TRAIN_COLUMNS, one entry a sample. batch: see column `batch`. lost: groups that gave no rows
-    since the last that did. A uid is the group's position and the sample's number: a position is never generated twice,
-    so no two rows of a run share one."""
+    since the last that did. A uid is the group's position and the sample's number: no position gives rows twice, so no
+    two rows of a run share one."""
     size = len(group.samples)
     episodes = [sample.episode for sample in group.samples]
     return {

@@ -147,6 +147,7 @@ class TrainerService(SpmdService):
         self.gates = Gates(self.queue)
         self.shares = Shares(self.world_size, by_name=self.recipe.deterministic)
         self.dropped = 0  # samples, since the run began
+        self._lost_before = 0  # what dropped groups told of groups that were lost before them, since the last step
         self.collector = Collector(
             self.queue, share=self._share, meanwhile=self.publishing.meanwhile, dropped=self._drop
         )
@@ -172,6 +173,7 @@ class TrainerService(SpmdService):
         self.tell_aside(ForgetRows(rows.uids))
         self.queue.clear(rows)
         self.dropped += len(rows)
+        self._lost_before += sum(sum(group.columns["lost"]) for group in groups)
         self._open_gate(self.step)
 
     def _open_gate(self, version: int) -> None:
@@ -206,7 +208,9 @@ class TrainerService(SpmdService):
         times.ended = time.time()
         self.step = step
         row = step_row(step, whole, parts_together(learnt), given, times)
-        self._after_step({**row, "dropped": self.dropped - dropped})
+        row |= {"dropped": self.dropped - dropped, "lost": row["lost"] + self._lost_before}
+        self._lost_before = 0
+        self._after_step(row)
         return times.ended
 
     def _learn(self, batch: Batch, part: int) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--whole", type=int, default=3, help="rounds of a whole batch at once")
-    parser.add_argument("--only", default=None, help="one size, such as 128x512")
+    parser.add_argument("--only", choices=[f"{rows}x{tokens}" for rows, tokens in SIZES], help="rows x tokens")
     options = parser.parse_args()
     contract, batches = contract_of(), itertools.count()
     result: dict[str, dict[str, float]] = {}

@@ -74,6 +74,17 @@ def test_no_token_is_older_than_allowed(
     assert len(written) * 4 == 200 * 24 + dropped
 
 
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_a_trainer_that_is_ten_times_slower(tmp_path: Path) -> None:
+    """Samples are there long before they are trained: the oldest go first, so that none has grown too old by then."""
+    options = {**TINY, **NONE, "trainer_load": 10.0, "steps": 40}
+    done = run(tmp_path / "run", options, 120.0)
+    assert [row["samples"] for row in done.rows] == [24] * 40
+    assert max(row["staleness_max"] for row in done.rows) == MAX_STALENESS
+    assert done.dropped == 0
+
+
 @dataclass
 class Watched:
     """What a thread sees of a run: resident bytes of each process over time, and rows of partition `train`."""

@@ -119,7 +119,7 @@ def counting(
     file: for the reward."""
     return Task(
         name="counting",
-        train=tuple(example(f"train-{i}", f"t{i}") for i in range(train)),
+        train=tuple(example(f"train-{i}", f"t{i}", info={"train": True, "file": file}) for i in range(train)),
         evaluation=tuple(
             example(f"eval-{i}", f"{'t' if i < shared else 'e'}{i}", info={"file": file}) for i in range(evaluation)
         ),
@@ -203,6 +203,15 @@ def same_for_one(sample: RewardSample) -> float:
 
 def held_out_waits_for_file(sample: RewardSample) -> float:
     """Held-out answers are scored once the file is there."""
-    while sample.info and not Path(sample.info["file"]).exists():
+    while "train" not in sample.info and not Path(sample.info["file"]).exists():
         time.sleep(0.01)
     return 1.0
+
+
+def raising_once_and_same_for_one(sample: RewardSample) -> float:
+    """Raises for the one that can take the file away."""
+    try:
+        Path(sample.info["file"]).unlink()
+    except FileNotFoundError:
+        return same_for_one(sample)
+    raise ValueError("this reward fails once")

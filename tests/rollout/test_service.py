@@ -103,6 +103,16 @@ def test_a_reward_that_hangs_costs_its_group_and_no_more(play: Play):
     assert set(trained.service.pacing.failures) == {"reward timeout"}
 
 
+def test_a_group_that_takes_too_long_is_replaced_and_the_run_goes_on(play: Play):
+    config = RolloutConfig(group_size=2, evaluate=False, reward_deadline=60.0, group_deadline=2.0)
+    recipe = recipe_of(config, steps=1, data_options={"train": 4, "reward": f"{HERE}:hanging_for_one"})
+    trained = play.run(recipe)
+    order = DataOrder(4, recipe.seed)
+    hanging = next(p for p in range(4) if order.index(p) == 1)
+    assert trained.positions[0][:3] == [p for p in range(4) if p != hanging] and len(trained.positions[0]) == 4
+    assert set(trained.service.pacing.failures) == {"group deadline"}
+
+
 def test_once_a_sample_has_failed_the_others_of_its_group_are_not_scored(play: Play, caplog):
     config = RolloutConfig(group_size=8, evaluate=False, reward_deadline=0.4, max_failed_groups=0)
     recipe = recipe_of(config, steps=1, data_options={"reward": f"{HERE}:always_hanging"})

@@ -187,13 +187,27 @@ def test_a_constant_reward_ends_the_run_with_a_histogram(play: Play):
         play.run(recipe)
 
 
-def test_ten_rows_and_twenty_steps(play: Play):
-    recipe = recipe_for(window=2, steps=20, data_options={"train": 10})
+@pytest.mark.parametrize("pace", [{"window": 1}, {"window": 2}, {"window": None, "max_staleness": 20}])
+def test_ten_rows_and_twenty_steps(play: Play, pace):
+    """Epochs go on, and each prompt is trained as often as any other."""
+    recipe = recipe_for(steps=20, data_options={"train": 10}, **pace)
     trained = play.run(recipe)
     check_whole(trained, recipe)
-    assert trained.positions == [[2 * j, 2 * j + 1] for j in range(20)]
+    if pace["window"] is not None:
+        assert trained.positions == [[2 * j, 2 * j + 1] for j in range(20)]
     prompts = Counter(name for batch in trained.batches for name in batch["prompt_id"])
     assert prompts == {f"train-{i}": 4 * 4 for i in range(10)}
+
+
+def test_in_a_batch_of_eight_one_constant_group_and_a_reward_that_raises_once_are_replaced(play: Play, tmp_path):
+    (tmp_path / "not yet").touch()
+    config = RolloutConfig(group_size=2, evaluate=False, group_filter=VARIED)
+    options = {"train": 16, "reward": f"{HERE}:raising_once_and_same_for_one", "file": str(tmp_path / "not yet")}
+    recipe = recipe_of(config, batch_size=16, steps=2, data_options=options)
+    trained = play.run(recipe)
+    check_whole(trained, recipe)
+    assert trained.service.pacing.failures == {"reward error": 1}
+    assert trained.service.pacing.filtered.total() >= 1
 
 
 @pytest.mark.parametrize("fields", [{"window": 1}, {"window": 2}, {"window": 1, "max_in_flight": 8}])

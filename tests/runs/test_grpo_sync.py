@@ -22,7 +22,8 @@ SMALL = ("trainer.batch_size=32", "rollout.eval_prompts=16")
 STEPS = 3
 METRICS = [
     *("step", "weight_version", "reward_mean", "reward_std", "response_length_mean", "staleness_max", "loss"),
-    *("grad_norm", "entropy", "lr", "mismatch_kl", "samples", "tokens", "step_seconds", "tokens_per_second"),
+    *("grad_norm", "entropy", "lr", "mismatch_kl", "ess", "clip_fraction", "staleness_mean", "staleness/0", "dropped"),
+    *("lost", "samples", "tokens", "step_seconds", "tokens_per_second"),
     *("time/generate", "time/reward", "time/queue", "time/train", "time/publish", "time/wait"),
 ]
 

@@ -60,6 +60,24 @@ def test_they_hold_the_published_settings() -> None:
     assert {name: plain[name] for name in expected} == expected
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("name", "oldest"),
+    [
+        pytest.param("justrl", 0, marks=pytest.mark.prove),
+        pytest.param("justrl_async", 1, marks=pytest.mark.prove),
+        ("justrl_fully_async", 8),
+    ],
+)
+def test_each_runs_on_a_cpu(tmp_path: Path, name: str, oldest: int) -> None:
+    small = ("steps=3", "trainer.batch_size=32", "rollout.eval_prompts=8", "sampling.max_new_tokens=40")
+    with launched(tmp_path, *DEMO, *small, recipe=str(RECIPES / f"{name}.py"), slots=2) as run:
+        assert run.wait(150) == 0, run.output
+    steps = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [step["samples"] for step in steps] == [32] * 3
+    assert all(step["staleness_max"] <= oldest for step in steps)
+
+
 def seconds_to(accuracy: float, folder: Path, recipe: str) -> float:
     """Wall time from the start of the first step to the first evaluation of so much."""
     with launched(folder, *DEMO, "rollout.eval_every=5", recipe=str(RECIPES / f"{recipe}.py"), slots=2) as run:

@@ -73,6 +73,15 @@ def test_requests_in_flight_keep_what_they_have_computed(mode: str, model: Path,
 
 @pytest.mark.prove
 @pytest.mark.parametrize("mode", MODES)
+def test_requests_in_flight_are_given_back_and_go_on(mode: str, model: Path, tmp_path: Path) -> None:
+    with stage(tmp_path, model, publish=mode, publish_in_flight="abort", verify_every=1) as on:
+        load = publish_under_load(on, 10)
+        assert on.trainer.end() == [0, 0]
+    assert any(asked.completion.parts > 1 for asked in load.asked), "no request was in flight"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
 def test_requests_in_flight_are_drained_first(mode: str, model: Path, tmp_path: Path) -> None:
     """From disk none is interrupted; else only those that waited for the drain to end and begin before the pause."""
     with stage(tmp_path, model, publish=mode, publish_in_flight="drain", verify_every=1) as on:

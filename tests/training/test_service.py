@@ -76,7 +76,7 @@ class Rollout:
         self.gate()
         for version in range(STEPS):
             if case == "dropping" and version == 2:
-                old = [group_of(version, number, oldest=0) for number in range(OLD)]
+                old = [group_of(version, number, oldest=0) | {"lost": [1] + [0] * (GROUP - 1)} for number in range(OLD)]
                 self.put({name: [value for some in old for value in some[name]] for name in old[0]})  # at once
                 self.gate()  # the credit
             order = (
@@ -252,4 +252,5 @@ def test_what_is_dropped_is_credited_at_once(played, world):
         (3, 3 * BATCH + OLD * GROUP, True),
     ]  # fmt: skip
     assert [step["dropped"] for step in played[world]["dropping"]["steps"]] == [0, 0, OLD * GROUP]
+    assert [step["lost"] for step in played[world]["dropping"]["steps"]] == [0, 0, OLD]  # what their groups told of
     assert [step["staleness_max"] for step in played[world]["dropping"]["steps"]] == [0, 1, 1]

@@ -13,11 +13,13 @@ COOL_DOWN = 3  # likewise at the end, where an asynchronous run lives on what it
 
 @dataclass(frozen=True)
 class Step:
-    """One batch: its mean training reward, and when it began and ended, in unix seconds."""
+    """One batch: its mean training reward, when it began and ended, in unix seconds, and the mean length of its
+    responses, in tokens."""
 
     reward: float
     started: float
     ended: float
+    length: float = 0.0
 
 
 def samples_per_second(steps: Sequence[Step], batch_size: int) -> float:

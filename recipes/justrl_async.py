@@ -44,6 +44,7 @@ def recipe(model: str = MODEL, data: str = DATA, gpus: int = 8) -> Recipe:
                     clip_low=0.2,
                     clip_high=0.28,
                     max_grad_norm=1.0,
+                    mini_batches=4,
                 ),
                 gpus_per_replica=gpus,
                 colocate_with="inference",

@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 2 -m meshy.ignitor recipes/justrl_fully_async.py \
         model=recipes/demo_model data=meshy.data.addition:addition
 
-As justrl.py but for the placement, `window`, and the trainer's `mini_batches`, `stream_minibatch` and `max_staleness`.
+As justrl.py but for the placement, `window`, and the trainer's `stream_minibatch` and `max_staleness`.
 """
 
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 
 class DataOrder:
@@ -16,7 +17,6 @@ class DataOrder:
         if length < 1:
             raise ValueError("the dataset is empty: there is no prompt to train on")
         self.length, self.seed = length, seed
-        self._epoch, self._rows = -1, list[int]()
 
     def epoch(self, position: int) -> int:
         """How often the dataset was used up before this position."""
@@ -27,8 +27,11 @@ class DataOrder:
         if position < 0:
             raise ValueError(f"a position in the data order is never negative: got {position}")
         epoch, offset = divmod(position, self.length)
-        if epoch != self._epoch:
-            rows = list(range(self.length))
-            random.Random(f"{self.seed}:{epoch}").shuffle(rows)
-            self._epoch, self._rows = epoch, rows
-        return self._rows[offset]
+        return _permutation(self.length, self.seed, epoch)[offset]
+
+
+@lru_cache(maxsize=4)  # replacements of lost groups are of later epochs than what is started beside them
+def _permutation(length: int, seed: int, epoch: int) -> list[int]:
+    rows = list(range(length))
+    random.Random(f"{seed}:{epoch}").shuffle(rows)
+    return rows

@@ -83,17 +83,21 @@ class GenerationClient(Control):
         seed: int | None = None,
         rid: str | None = None,
         key: str | None = None,
+        first: bool = False,
+        restart: bool | None = None,
     ) -> Completion:
         """Continue `tokens`, to the end.
 
         A part that was interrupted (aborted by a pause, or lost with its server) is taken up again from what is known
         to be written, on any replica, with as many tokens less to write; so is one that older weights wrote than were
         required when it was sent. seed: the same seed and tokens give the same continuation, also when it is resumed.
-        key: requests of one key go to one replica. Raises GenerationError.
+        key: requests of one key go to one replica. first: it goes before those that wait for a place in a replica.
+        restart: see `restart_interrupted`; None: as the client was told. Raises GenerationError.
         """
         if self.vocab_size is not None:
             check_tokens(tokens, self.vocab_size)
-        work = OwnTime(self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key))
+        restart = self._restart if restart is None else restart
+        work = OwnTime(self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key, first, restart))
         completion = await work
         self._own_seconds.append(work.seconds)
         return completion
@@ -110,7 +114,14 @@ class GenerationClient(Control):
     # One request ------------------------------------------------------------------------------------------------------
 
     async def _generate(
-        self, prompt: list[int], sampling: Sampling, seed: int | None, rid: str, key: str | None
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        seed: int | None,
+        rid: str,
+        key: str | None,
+        first: bool,
+        restart: bool,
     ) -> Completion:
         end = asyncio.get_running_loop().time() + self.deadline
         completion = Completion()
@@ -125,7 +136,8 @@ class GenerationClient(Control):
                 "rid": rid if attempt == 0 else f"{rid}-{attempt}",
             }
             load = len(prompt) + sampling.max_new_tokens
-            url = await self._place(load, key, end)
+            # What was begun goes on before others begin, or long responses would be overtaken at every update.
+            url = await self._place(load, key, end, first or attempt > 0)
             if url is None:
                 raise GenerationError(self._too_late(attempt, len(completion.tokens), trouble))
             attempt += 1
@@ -141,9 +153,9 @@ class GenerationClient(Control):
                 self.balance.release(url, load, key)
                 self._turns.wake()
             completion.append(part)
-            if part.finish_reason != "abort" and not (self._restart and len(set(completion.versions)) > 1):
+            if part.finish_reason != "abort" and not (restart and len(set(completion.versions)) > 1):
                 return completion
-            if self._restart:
+            if restart:
                 self.numbers[url].retries += 1
                 completion = Completion()
             if len(completion.tokens) >= sampling.max_new_tokens:
@@ -154,18 +166,19 @@ class GenerationClient(Control):
             if not part.tokens:
                 await asyncio.sleep(wait)
 
-    async def _place(self, load: int, key: str | None, end: float) -> str | None:
-        """The replica that takes the request, as soon as there is one; None when its time is over."""
+    async def _place(self, load: int, key: str | None, end: float, first: bool) -> str | None:
+        """The replica that takes the request, as soon as there is one; None when its time is over. first: before those
+        that wait already."""
         if asyncio.get_running_loop().time() >= end:
             return None
-        if not self._turns and (url := self.balance.acquire(self.rotation.fit, load, key)) is not None:
+        at_once = first or not self._turns
+        if at_once and (url := self.balance.acquire(self.rotation.fit, load, key)) is not None:
             return url
-        waited = False
         try:
             async with asyncio.timeout_at(end):
                 while True:
-                    await self._turns.wait(first=waited)
-                    waited = True
+                    await self._turns.wait(first=first)
+                    first = True
                     if (url := self.balance.acquire(self.rotation.fit, load, key)) is not None:
                         return url
         except TimeoutError:

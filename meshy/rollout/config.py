@@ -81,9 +81,9 @@ class RolloutConfig(ServiceConfig):
         return (Produces(TRAIN, TRAIN_COLUMNS, creates=True), Produces(EVAL, EVAL_COLUMNS, creates=True))
 
     def live_rows(self, recipe: Recipe) -> dict[str, int]:
-        # One batch more than are alive: the trainer may clear a batch after the gate that follows it is written.
+        # The trainer clears what is trained or dropped before the gate that lets more start.
         alive = self.window if self.window is not None else (recipe.max_staleness or 0) + 1
-        return {TRAIN: (alive + 1) * recipe.batch_size, EVAL: EVAL_ROWS}
+        return {TRAIN: alive * recipe.batch_size, EVAL: EVAL_ROWS}
 
     def prompts_per_batch(self, recipe: Recipe) -> int:
         return recipe.batch_size // self.group_size

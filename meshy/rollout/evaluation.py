@@ -64,7 +64,7 @@ async def evaluate(maker: GroupMaker, prompts: PromptTokens, count: int | None, 
 
 async def _answer(maker: GroupMaker, prompts: PromptTokens, row: int) -> tuple[float | None, Episode]:
     """The score of one answer, None where the reward gave none, and the answer."""
-    episode = await maker.answer(prompts[row], greedy(maker.sampling), key=f"eval.{row}")
+    episode = await maker.answer(prompts[row], greedy(maker.sampling), key=f"eval.{row}", held_out=True)
     try:
         score = await maker.score(prompts.examples[row], episode, maker.chat.decode(episode.response))
     except GroupFailed:  # the reward pool has logged why

@@ -103,12 +103,16 @@ class GroupMaker:
         text = self.chat.decode(episode.response)
         return Sample(episode=episode, text=text, reward=await self.score(example, episode, text)), generated
 
-    async def answer(self, prompt: Sequence[int], sampling: Sampling, *, key: str, seed: int | None = None) -> Episode:
-        """One episode. Requests of one key go to one replica of inference. GroupFailed where generation fails."""
+    async def answer(
+        self, prompt: Sequence[int], sampling: Sampling, *, key: str, seed: int | None = None, held_out: bool = False
+    ) -> Episode:
+        """One episode. Requests of one key go to one replica of inference. held_out: it is not for training: it goes
+        before others, and goes on where new weights interrupt it. GroupFailed where generation fails."""
+        how: dict[str, Any] = {"first": True, "restart": False} if held_out else {}
 
         async def write(tokens: list[int]) -> Completion:
             room = min(sampling.max_new_tokens, self.context_length - len(tokens))
-            return await self.client.generate(tokens, replace(sampling, max_new_tokens=room), seed=seed, key=key)
+            return await self.client.generate(tokens, replace(sampling, max_new_tokens=room), seed=seed, key=key, **how)
 
         try:
             episode = await single_turn(prompt, write)

@@ -152,6 +152,7 @@ class Pacing:
         """The filter does not keep the group; `next` gives its replacement. NothingSurvives when too many in a row were
         dropped."""
         self.filtered[round(mean_reward, 1)] += 1
+        self._in_a_row["failed"] = 0
         self._lose(slot, "filtered", self.max_filtered)
 
     def _lose(self, slot: Slot, how: str, most: int) -> None:

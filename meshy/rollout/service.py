@@ -66,6 +66,7 @@ class RolloutService(Service):
         self.keep: Callable[[Sequence[float]], bool] | None = load(config.group_filter) if config.group_filter else None
         self._serving: dict[int, asyncio.Task[None]] = {}  # by position
         self._evaluation: asyncio.Task[None] | None = None
+        self._to_evaluate: Gate | None = None  # as soon as what is being evaluated is done
         self._startable = asyncio.Event()  # more groups may be started than have been
         self._lost = 0  # groups that gave no rows since the last one that did
         self.evaluating: int | None = None  # the weight version
@@ -181,11 +182,10 @@ class RolloutService(Service):
         assert self.client is not None
         self.client.require(gate.weight_version)
         if self._evaluates_at(gate):
-            if self._evaluation is not None:
-                await self._evaluation
-            self._evaluation = self._groups.create_task(self._evaluate(gate), name=f"evaluation {gate.gate_step}")
             if self.config.window == 1 or self.pacing.gate is None or gate.stop:
-                await self._evaluation  # of these weights alone: nothing is trained meanwhile
+                await self._evaluate_alone(gate)  # of these weights alone: nothing is trained meanwhile
+            else:
+                self._evaluate_meanwhile(gate)
         self.pacing.open(gate)
         self._startable.set()
 
@@ -198,6 +198,28 @@ class RolloutService(Service):
         assert self.pacing.gate is not None
         fresh = gate.weight_version > self.pacing.gate.weight_version
         return fresh and self.config.eval_every > 0 and gate.weight_version % self.config.eval_every == 0
+
+    async def _evaluate_alone(self, gate: Gate) -> None:
+        if self._evaluation is not None:
+            await self._evaluation
+        await self._evaluate(gate)
+
+    def _evaluate_meanwhile(self, gate: Gate) -> None:
+        """While groups go on. Where the evaluation before still goes on, this one waits, and the newest that waits is
+        made: nothing else waits for evaluations, so they may take longer than `eval_every` versions."""
+        if self._to_evaluate is not None:
+            self.log.warning(
+                "weights v%d are not evaluated: those of v%s still are; raise eval_every, or lower eval_prompts",
+                self._to_evaluate.weight_version, self.evaluating,
+            )  # fmt: skip
+        self._to_evaluate = gate
+        if self._evaluation is None or self._evaluation.done():
+            self._evaluation = self._groups.create_task(self._evaluate_newest(), name="evaluation")
+
+    async def _evaluate_newest(self) -> None:
+        while (gate := self._to_evaluate) is not None:
+            self._to_evaluate = None
+            await self._evaluate(gate)
 
     async def _evaluate(self, gate: Gate) -> None:
         self.evaluating = gate.weight_version

@@ -45,9 +45,9 @@ class TrainerConfig(ServiceConfig):
         trainer's host, disk where one has dp > 1 or quantised weights, else collective. publish_in_flight: requests in
         flight are interrupted and go on with the new weights, their keys and values computed anew ("retract") or kept
         as the old weights made them ("keep", as in PipelineRL, arXiv 2509.19128: long prefixes are not read again), end
-        first ("drain"), or are given back unfinished ("abort"), to go on or to begin anew as `interrupted` of rollout
-        says. publish_dtype: of the
-        weights that leave the trainer; "auto" keeps on disk what the initial model's config.json says, and streams what
+        first ("drain": within half of weights_deadline, so a response must not take longer), or are given back
+        unfinished ("abort"), to go on or to begin anew as `interrupted` of rollout says. publish_dtype: of the weights
+        that leave the trainer; "auto" keeps on disk what the initial model's config.json says, and streams what
         `publish_to` is told to compute in. bucket_mb: MiB of memory through which weights stream (shm, collective), at
         least the largest tensor. weights_deadline: seconds for a publish, until one replica serves the version; one
         that hangs may use up half of what is left, then the others go on without it, and it is brought up to date when

@@ -58,6 +58,7 @@ class Publishing:
         self._verifier: Verifier | None = None
         self.payload: dict[str, Any] = {}
         self._version = 0
+        self._between = False  # the weights have been trained further than that version
         self._staged: Path | None = None
         self._sent = dtype  # of the weights that replicas are given
 
@@ -126,9 +127,13 @@ class Publishing:
 
     # The leader's step ------------------------------------------------------------------------------------------------
 
+    def unsettle(self) -> None:
+        """From here on, until `stage`, the trainer's weights are of no version: nobody is given them."""
+        self._between = True
+
     def stage(self, version: int, last: bool = False) -> None:
         """The weights as they are now become this version. The trainer has its GPUs until it returns."""
-        self._version = version
+        self._version, self._between = version, False
         if not self._streams:
             self._staged = self._command(WriteWeights(version))
 
@@ -170,7 +175,9 @@ class Publishing:
         return self._staged or self.context.folder.weights_of(self._version)
 
     def _late(self) -> list[str]:
-        """The replicas that are there, serve an older version, and must be given the newest."""
+        """The replicas that are there, serve an older version, and can be given the newest."""
+        if self._streams and self._between:
+            return []
         return self._publisher.watch.late(self._version) if self._publisher is not None else []
 
     def meanwhile(self) -> None:

@@ -154,6 +154,8 @@ class TrainerService(SpmdService):
         self.advantage = load(config.advantage)
         self.publishing.start()
         self._open_gate(0)
+        self.doing = "waiting for the first evaluation"
+        self.gates.clear_all(self.publishing.meanwhile)  # it is of these weights alone
         ended = time.time()
         while self.step < self.recipe.steps:
             ended = self._one_step(ended)
@@ -195,6 +197,7 @@ class TrainerService(SpmdService):
             with self.gpu():
                 entered = time.time()
                 self.doing = f"training batch {self.step}"
+                self.publishing.unsettle()
                 learnt.append(self._learn(batch, part))
                 batches.append(batch)
                 times.learnt(asked, entered, time.time(), learnt[-1].pop("rank_queue"))

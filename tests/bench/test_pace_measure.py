@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshy.observe.jsonl import JsonlWriter
-from scripts.bench.pace.measure import GATE_RUNS, missed
+from scripts.bench.pace.bound import simulate
+from scripts.bench.pace.lengths import lengths_of_run
+from scripts.bench.pace.measure import EFFORT, GATE_RUNS, missed
 from scripts.bench.pace.runs import options_of, read_run, settings_of
-from scripts.bench.pace.settings import NONE, PACES, SCALES, WINDOW_2, setting_of
+from scripts.bench.pace.settings import GROUP_SIZE, MEAN_LENGTH, NONE, PACES, SCALES, WINDOW_2, Scale, setting_of
 
 FINE: dict[str, Any] = {
     "over_bound": {"a": 0.95, "b": 1.0},
@@ -27,18 +30,31 @@ def test_every_bar_counts() -> None:
 
 
 def test_what_is_simulated_is_what_runs() -> None:
-    """16 engines of 32 slots are one of 512; the trainer takes as long as all of them, the default."""
+    """The trainer takes as long as all engines together, the default."""
     setting = setting_of(SCALES[1], NONE, batches=4, step_seconds=0.01)
     assert setting.token_seconds == 0.01 / 512
     options = options_of(setting)
-    assert (options["slots"], options["batch_size"], options["steps"]) == (512, 2048, 4)
+    assert (options["engines"], options["slots"], options["batch_size"], options["steps"]) == (16, 32, 2048, 4)
     words = settings_of(options)
-    assert {"window=none", "max_staleness=8", "stream=true", "mini_batches=4", "max_in_flight=none"} <= set(words)
+    assert {"window=none", "max_staleness=2", "stream=true", "mini_batches=4", "max_in_flight=none"} <= set(words)
 
 
 def test_a_window_of_two_has_one_and_a_half_batches_in_flight() -> None:
     assert PACES["window 2"] is WINDOW_2
     assert [setting_of(scale, WINDOW_2, batches=2).max_in_flight for scale in SCALES] == [192, 3072]
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+def test_the_bound_of_a_window_of_two_is_the_same_without_that_limit(scale: Scale) -> None:
+    length = cache(lengths_of_run(0, GROUP_SIZE, mean=MEAN_LENGTH))
+    limited, free = (simulate(setting_of(scale, pace, batches=3), length) for pace in (WINDOW_2, {"window": 2}))
+    assert limited.seconds == pytest.approx(free.seconds, rel=0.005)
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+def test_without_a_window_gates_and_credits_pace_the_run(scale: Scale) -> None:
+    """Fewer batches may be alive than are trained, or all groups would start at the first gate."""
+    assert EFFORT[scale][0] > NONE["max_staleness"] + 1
 
 
 def test_gate_runs_train_as_long_as_they_say() -> None:

@@ -121,6 +121,29 @@ def test_those_who_wait_for_a_place_go_in_order_and_may_leave(pristine):
     run(work)
 
 
+def test_what_was_begun_and_what_is_urgent_go_before_those_that_wait(pristine):
+    async def work():
+        async with client_of(pristine[:1], max_in_flight_per_replica=1) as client:
+            ended = []
+
+            async def one(name, count=2, **how):
+                done = await client.generate(PROMPT, Sampling(max_new_tokens=count), **how)
+                ended.append((name, done.parts))
+
+            jobs = [asyncio.create_task(one("long", 400))]
+            while not client.balance.in_flight[client.urls[0]]:
+                await asyncio.sleep(0)
+            jobs += [asyncio.create_task(one(name)) for name in ("a", "b")]
+            jobs.append(asyncio.create_task(one("held out", first=True)))
+            await running(client, client.urls[0])
+            await client.everywhere(commands.pause("abort"))
+            await client.everywhere(commands.CONTINUE)
+            await asyncio.wait(jobs)
+            assert ended == [("long", 2), ("held out", 1), ("a", 1), ("b", 1)]
+
+    run(work)
+
+
 def test_numbers_of_each_replica_and_of_the_client_itself(replicas):
     async def work():
         async with client_of(replicas) as client:

@@ -26,7 +26,7 @@ def test_the_contract_holds_with_a_trainer():
     contract = derive_topology(recipe, gpu_list(1, 1, "cpu")).contract
     assert set(contract.partition("gen_gate").consumers) == {"rollout.0", "rollout.1", "gates"}
     assert contract.partition("gen_gate").end_consumer.columns[-2:] == ("ack.rollout.0", "ack.rollout.1")
-    assert contract.capacity["train"] == 16
+    assert contract.capacity["train"] == 8
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_such_a_window_on_the_command_line_is_refused(text):
 def test_no_window_on_the_command_line():
     changed, faults = apply_settings(recipe_of(), {"rollout.window": "none", "trainer.max_staleness": "3"})
     assert faults == [] and changed.group("rollout").config.window is None
-    assert changed.group("rollout").config.live_rows(changed)["train"] == (3 + 2) * 8
+    assert changed.group("rollout").config.live_rows(changed)["train"] == (3 + 1) * 8
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,15 @@ def test_too_many_failures_in_a_row_end_the_run_with_counts():
         pacing.fail(pacing.next(), "reward error")
 
 
+def test_a_group_that_the_filter_drops_has_not_failed():
+    pacing = pacing_of(4, 1, 9, max_failures=1)
+    pacing.open(gate(0, 0))
+    for _ in range(5):
+        pacing.fail(pacing.next(), "reward error")
+        pacing.drop(pacing.next(), 0.0)
+    assert pacing.failures.total() == pacing.filtered.total() == 5
+
+
 def test_a_filter_that_drops_everything_ends_the_run_with_the_rewards_of_what_it_dropped():
     pacing = pacing_of(4, 1, 9, max_filtered=5)
     pacing.open(gate(0, 0))

@@ -44,7 +44,7 @@ def test_the_recipes_differ_in_configuration_only() -> None:
     rollout, trainer = ".groups.rollout.config.", ".groups.trainer."
     assert differing("justrl_async") == {f"{rollout}window", f"{rollout}max_in_flight"}
     placement = {".groups.inference.replicas", f"{trainer}gpus_per_replica", f"{trainer}colocate_with", ".rings"}
-    streaming = {f"{trainer}config.{name}" for name in ("mini_batches", "stream_minibatch", "max_staleness")}
+    streaming = {f"{trainer}config.{name}" for name in ("stream_minibatch", "max_staleness")}
     assert differing("justrl_fully_async") == {f"{rollout}window", *placement, *streaming}
 
 

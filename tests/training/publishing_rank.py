@@ -164,6 +164,13 @@ class PublishingRank(TrainerService):
         self.command(Change(version))
         self.publishing.after_gate(version, last=True)
 
+    def begin_batch(self, version: int) -> None:
+        """The first of several optimiser steps towards a version."""
+        assert self.publishing is not None
+        self.publishing.unsettle()
+        self.command(Change(version))
+        self.say()
+
     def wait_until_all_serve(self, seconds: float) -> None:
         """What the trainer does while it waits for its batch."""
         assert self.publishing is not None

@@ -146,6 +146,25 @@ def test_a_replica_that_hangs_holds_the_gate_up_for_no_longer_than_the_deadline(
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_on_their_way_to_the_next_version_are_given_to_nobody(mode: str, model: Path, tmp_path: Path) -> None:
+    """A replica that starts again in the middle of a batch gets its version from disk, where it lies whole, or else
+    waits for the next."""
+    with stage(tmp_path, model, publish=mode, verify_every=1) as on:
+        assert sorted(on.trainer.order("publish", version=1)["served"]) == sorted(on.urls)
+        on.trainer.order("after_gate", version=1)
+        victim = on.servers[0]
+        victim.signal(signal.SIGKILL)
+        victim.start(model, 0)
+        on.trainer.order("begin_batch", version=20)
+        behind = on.trainer.order("wait_until_all_serve", seconds=4)["behind"]
+        assert behind == ([] if mode == "disk" else [victim.url])
+        assert sorted(on.trainer.order("publish", version=2)["served"]) == sorted(on.urls)
+        assert on.trainer.order("after_gate", version=2, last=True) == {"behind": []}  # by checksum
+        assert on.trainer.end() == [0, 0]
+
+
+@pytest.mark.prove
 def test_when_nobody_serves_the_trainer_waits_for_one_and_then_says_so(model: Path, tmp_path: Path) -> None:
     with stage(tmp_path, model, publish="shm", weights_deadline=16.0) as on:
         for server in on.servers:

@@ -2,8 +2,8 @@
 
     python -m scripts.bench.pace.measure [--small-only] [--keep FOLDER]     (make bench-async)
 
-Real ignitor, queue, gates, pacing and rollout between an engine and a trainer that sleep; 32 slots and batches of 128
-samples, then 512 slots, which stand for 16 engines, and batches of 2048; response lengths log-normal (sigma 1, mean
+Real ignitor, queue, gates, pacing and rollout between engines and a trainer that sleep; one engine of 32 slots and
+batches of 128 samples, then 16 engines and batches of 2048; response lengths log-normal (sigma 1, mean
 200 tokens), the same ones as in the simulation (`pace/bound.py`); a batch is trained in the time in which the full
 engine yields one. Measured from the put of the first gate to the end of the last training.
 
@@ -73,7 +73,7 @@ def measure_scale(scale: Scale, folder: Path, figures: dict[str, Any]) -> None:
         place = folder / f"{scale.engines}_{name}".replace(", ", "_").replace(" ", "_")
         one = run(place, options_of(setting), PATIENCE * bound.seconds)
         seconds[name] = one.seconds
-        figures["over_bound"][f"{scale}: {name}"] = over = round(bound.seconds / one.seconds, 3)
+        figures["over_bound"][f"{scale}: {name}"] = over = bound.seconds / one.seconds
         oldest = max(row["staleness_max"] for row in one.rows)
         print(
             f"  {name:<16} {one.seconds:7.2f} s, bound {bound.seconds:7.2f} s: {over:.3f}   "
@@ -84,16 +84,16 @@ def measure_scale(scale: Scale, folder: Path, figures: dict[str, Any]) -> None:
             print(f"  {'':<16} gates {spread(one.gate_seconds)}")
             figures["gate_ms_of_whole_batches"][str(scale)] = median_ms(one.gate_seconds)
     ratio = seconds["lock step"] / seconds["none, streaming"]
-    figures["none_over_lock_step"][str(scale)] = round(ratio, 2)
+    figures["none_over_lock_step"][str(scale)] = ratio
     print(f"  none, streaming takes 1/{ratio:.2f} of the time of lock step")
 
 
 def median_ms(seconds: Sequence[float]) -> float:
-    return round(1000 * statistics.median(seconds), 1)
+    return 1000 * statistics.median(seconds)
 
 
 def spread(seconds: Sequence[float]) -> str:
-    return f"p50 {median_ms(seconds)} ms (at most {1000 * max(seconds):.1f})"
+    return f"p50 {median_ms(seconds):.1f} ms (at most {1000 * max(seconds):.1f})"
 
 
 def measure_gates(folder: Path, figures: dict[str, Any]) -> None:
@@ -107,10 +107,10 @@ def measure_gates(folder: Path, figures: dict[str, Any]) -> None:
 
 def missed(figures: dict[str, Any]) -> list[str]:
     """The bars that are."""
-    found = [f"{name}: {x} of its bound" for name, x in figures["over_bound"].items() if x < OVER_BOUND]
+    found = [f"{name}: {x:.4f} of its bound" for name, x in figures["over_bound"].items() if x < OVER_BOUND]
     ratios = figures["none_over_lock_step"].items()
-    found += [f"{name}: none is {x} x lock step" for name, x in ratios if x < NONE_OVER_LOCK_STEP]
-    return found + [f"gates after {name}: {x} ms" for name, x in figures["gate_ms"].items() if x > GATE_MS]
+    found += [f"{name}: none is {x:.3f} x lock step" for name, x in ratios if x < NONE_OVER_LOCK_STEP]
+    return found + [f"gates after {name}: {x:.2f} ms" for name, x in figures["gate_ms"].items() if x > GATE_MS]
 
 
 def main() -> int:
@@ -130,7 +130,8 @@ def main() -> int:
     for failure in failures:
         print(f"missed: {failure}")
     print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores")
-    print(json.dumps({**figures, "missed": failures}))
+    told = {bar: {name: round(x, 3) for name, x in measured.items()} for bar, measured in figures.items()}
+    print(json.dumps({**told, "missed": failures}))
     return 1 if failures else 0
 
 

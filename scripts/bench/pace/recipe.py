@@ -1,6 +1,6 @@
 """The recipe of the pace benchmark: real rollout between an engine and a trainer that sleep.
 
-torchrun --standalone --nproc-per-node 1 -m meshy.ignitor scripts/bench/pace/recipe.py --batch-size 64
+torchrun --standalone --nproc-per-node 1 -m meshy.ignitor scripts/bench/pace/recipe.py batch_size=64
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ LONGEST = 16_000  # tokens; no response is cut off
 def recipe(
     batch_size: int = 128,
     group_size: int = 8,
+    engines: int = 1,
     slots: int = 32,
     steps: int = 5,
     step_seconds: float = 0.002,
@@ -27,10 +28,10 @@ def recipe(
     rollouts: int = 1,
     max_in_flight: int | None = None,
 ) -> Recipe:
-    """slots: of one engine, which may stand for several. trainer_load: how long a batch is trained, over the time in
-    which the full engine yields one. rollouts: replicas. max_in_flight: see RolloutConfig.
+    """slots: of each engine. trainer_load: how long a batch is trained, over the time in which the full engines yield
+    one. rollouts: replicas. max_in_flight: see RolloutConfig.
 
-    The engine is given a quarter more requests than it has slots, so that a slot never waits for its next request.
+    An engine is given a quarter more requests than it has slots, so that a slot never waits for its next request.
     """
     return Recipe(
         name="pace",
@@ -46,6 +47,7 @@ def recipe(
                 config=SleepingEngineConfig(
                     slots=slots, step_seconds=step_seconds, mean_length=mean_length, sigma=sigma
                 ),
+                replicas=engines,
             ),
             ServiceGroup(
                 id="trainer",
@@ -54,7 +56,7 @@ def recipe(
                     mini_batches=mini_batches,
                     stream_minibatch=stream,
                     max_staleness=max_staleness,
-                    token_seconds=trainer_load * step_seconds / slots,
+                    token_seconds=trainer_load * step_seconds / (engines * slots),
                 ),
                 wait_for=("inference",),
             ),

@@ -16,10 +16,10 @@ from meshy.training.config import TrainerConfig
 class SleepingEngineConfig(ServiceConfig):
     """Speaks SGLang's protocol as far as rollout does, and loads no model.
 
-    slots: responses that are written at once; 16 x 32 stands for 16 replicas in one process. step_seconds: of a decode
-    step, whatever the number of responses. mean_length, sigma: of the log-normal lengths, in tokens; the length of a
-    response follows from its request's seed, so that a `deterministic` recipe knows them all beforehand (see
-    `pace/lengths.py`). token, end_token: what responses consist of, and what ends them.
+    slots: responses that are written at once. step_seconds: of a decode step, whatever the number of responses.
+    mean_length, sigma: of the log-normal lengths, in tokens; the length of a response follows from its request's seed,
+    so that a `deterministic` recipe knows them all beforehand (see `pace/lengths.py`). token, end_token: what responses
+    consist of, and what ends them.
     """
 
     service: ClassVar[str] = "scripts.bench.pace.engine:SleepingEngine"

@@ -52,17 +52,22 @@ def read_run(folder: Path) -> Run:
     rows = read_jsonl(RunFolder(folder).metrics)
     if not rows or any(row["step"] != i + 1 for i, row in enumerate(rows)):
         raise ValueError(f"{folder}: expected the steps from 1 on, got {[row['step'] for row in rows]}")
-    arrivals = read_jsonl(folder / "arrivals.0.jsonl")
-    return Run(rows, {row["weight_version"]: row["first_request"] for row in arrivals})
+    first: dict[int, float] = {}
+    for file in folder.glob("arrivals.*.jsonl"):  # one of each engine
+        for row in read_jsonl(file):
+            version, when = row["weight_version"], row["first_request"]
+            first[version] = min(when, first.get(version, when))
+    return Run(rows, first)
 
 
 def options_of(setting: Setting) -> dict[str, Any]:
-    """Options of the recipe for what `setting` says of the simulation; one engine stands for all of them."""
+    """Options of the recipe for what `setting` says of the simulation."""
     return {
         "steps": setting.batches,
         "batch_size": setting.batch_size,
         "group_size": setting.group_size,
-        "slots": setting.engines * setting.slots,
+        "engines": setting.engines,
+        "slots": setting.slots,
         "step_seconds": setting.step_seconds,
         "window": setting.window,
         "max_staleness": setting.max_staleness,

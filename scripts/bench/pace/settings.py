@@ -13,7 +13,8 @@ MEAN_LENGTH = 200.0  # tokens
 
 LOCK_STEP: dict[str, Any] = {"window": 1}
 WINDOW_2: dict[str, Any] = {"window": 2, "batches_in_flight": 1.5}  # as much as it needs: more makes it no faster
-NONE: dict[str, Any] = {"window": None, "max_staleness": 8, "stream": True, "mini_batches": 4}
+# Three batches alive at most, so that gates and credits pace it all the time.
+NONE: dict[str, Any] = {"window": None, "max_staleness": 2, "stream": True, "mini_batches": 4}
 PACES: dict[str, dict[str, Any]] = {"lock step": LOCK_STEP, "window 2": WINDOW_2, "none, streaming": NONE}
 
 

@@ -46,7 +46,7 @@ def recipe(model: str = MODEL, data: str = DATA, gpus: int = 16) -> Recipe:
                     max_grad_norm=1.0,
                     mini_batches=4,
                     stream_minibatch=True,
-                    max_staleness=8,
+                    max_staleness=2 if demo else 8,
                 ),
                 gpus_per_replica=trainers,
                 wait_for=("inference",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_they_hold_the_published_settings() -> None:
     [
         pytest.param("justrl", 0, marks=pytest.mark.prove),
         pytest.param("justrl_async", 1, marks=pytest.mark.prove),
-        ("justrl_fully_async", 8),
+        ("justrl_fully_async", 2),
     ],
 )
 def test_each_runs_on_a_cpu(tmp_path: Path, name: str, oldest: int) -> None:
@@ -78,19 +79,22 @@ def test_each_runs_on_a_cpu(tmp_path: Path, name: str, oldest: int) -> None:
     assert all(step["staleness_max"] <= oldest for step in steps)
 
 
-def seconds_to(accuracy: float, folder: Path, recipe: str) -> float:
-    """Wall time from the start of the first step to the first evaluation of so much."""
-    with launched(folder, *DEMO, "rollout.eval_every=5", recipe=str(RECIPES / f"{recipe}.py"), slots=2) as run:
-        assert run.wait(800) == 0, run.output
-    began = read_jsonl(folder / "metrics.jsonl")[0]["started"]
-    there = [line["time"] for line in read_jsonl(folder / "evals.jsonl") if line["accuracy"] >= accuracy]
-    assert there, f"{recipe} has not reached {accuracy}"
-    return there[0] - began
+def seconds_to(accuracy: float, folder: Path, recipe: str, seed: int) -> float:
+    """Wall time from the start of the first step until the mean reward of five batches in a row is as high."""
+    settings = (*DEMO, "steps=40", "rollout.evaluate=false", f"seed={seed}")
+    with launched(folder, *settings, recipe=str(RECIPES / f"{recipe}.py"), slots=2) as run:
+        assert run.wait(300) == 0, run.output
+    rows = read_jsonl(folder / "metrics.jsonl")
+    rewards = [row["reward_mean"] for row in rows]
+    ends = (i for i in range(5, len(rows) + 1) if fmean(rewards[i - 5 : i]) >= accuracy)
+    return rows[next(ends) - 1]["ended"] - rows[0]["started"]
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200)
 def test_the_asynchronous_one_learns_in_less_time(tmp_path: Path) -> None:
-    seconds = {name: seconds_to(0.9, tmp_path / name, name) for name in ("justrl", "justrl_fully_async")}
+    """Two seeds together: on two cores both keep busy, and what is saved is some 15 %."""
+    names, seeds = ("justrl", "justrl_fully_async"), (0, 1)
+    seconds = {name: [seconds_to(0.9, tmp_path / f"{name}.{seed}", name, seed) for seed in seeds] for name in names}
     print(seconds)
-    assert seconds["justrl_fully_async"] < seconds["justrl"]
+    assert sum(seconds["justrl_fully_async"]) < sum(seconds["justrl"])

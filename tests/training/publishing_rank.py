@@ -165,8 +165,11 @@ class PublishingRank(TrainerService):
         self.publishing.after_gate(version, last=True)
 
     def begin_batch(self, version: int) -> None:
-        """The first of several optimiser steps towards a version."""
+        """The first of several optimiser steps towards a version, once a replica is seen to be behind."""
         assert self.publishing is not None
+        end = time.monotonic() + 20
+        while not self.publishing.behind and time.monotonic() < end:
+            self.stopping.wait(0.1)
         self.publishing.unsettle()
         self.command(Change(version))
         self.say()

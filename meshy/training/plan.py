@@ -78,10 +78,11 @@ def plan_mini_batch(
         return tuple(tuple(some) + ((),) * (most - len(some)) for some in batches)
 
     seen = sum(written[i] for i in scored)
+    resting = set(idle).difference(scored)
     return MiniBatchPlan(
         trained=cut(trained, 1),
         scored=cut(scored, 0),
-        resting=tuple(tuple(i for i in idle if home[i] == rank and i not in set(scored)) for rank in range(world_size)),
+        resting=tuple(tuple(i for i in idle if home[i] == rank and i in resting) for rank in range(world_size)),
         scored_weight=sum(written[i] for i in idle) / seen if seen else 1.0,
         tokens=sum(written[i] for i in samples),
         sequences=sum(written[i] > 0 for i in samples),

@@ -248,6 +248,8 @@ def test_without_a_pause_what_runs_ends_first_and_what_comes_waits(url, folder, 
         if not loaded.done():
             break
         assert second.last()["meta_info"]["weight_versions"][-1]["version"] == before
+    else:
+        pytest.fail("no update was seen to wait")
     late = in_background(call, url, "/generate", short)
     versions = [span["version"] for span in second.last()["meta_info"]["weight_versions"]]
     assert versions == [before] and loaded.result(DEADLINE)[0] == 200

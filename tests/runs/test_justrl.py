@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from meshy.observe.jsonl import read_jsonl
 from meshy.recipe import to_json
 from meshy.settings import resolve
 from meshy.topology import gpu_list
+from scripts.bench.beside_trl import curve
 from tests.launch import launched
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -85,9 +85,9 @@ def seconds_to(accuracy: float, folder: Path, recipe: str, seed: int) -> float:
     with launched(folder, *settings, recipe=str(RECIPES / f"{recipe}.py"), slots=2) as run:
         assert run.wait(300) == 0, run.output
     rows = read_jsonl(folder / "metrics.jsonl")
-    rewards = [row["reward_mean"] for row in rows]
-    ends = (i for i in range(5, len(rows) + 1) if fmean(rewards[i - 5 : i]) >= accuracy)
-    return rows[next(ends) - 1]["ended"] - rows[0]["started"]
+    seconds = curve.seconds_to([curve.Step(row["reward_mean"], row["started"], row["ended"]) for row in rows], accuracy)
+    assert seconds is not None, f"{recipe} has not reached {accuracy}"
+    return seconds
 
 
 @pytest.mark.prove

@@ -93,24 +93,21 @@ def test_groups_whose_reward_fails_are_replaced_and_counted(play: Play):
     assert trained.service.pacing.failures["reward error"] >= len(failing)
 
 
-def test_a_reward_that_hangs_costs_its_group_and_no_more(play: Play):
-    config = RolloutConfig(group_size=2, evaluate=False, reward_deadline=0.4)
+@pytest.mark.parametrize(
+    ("deadlines", "failure"),
+    [
+        ({"reward_deadline": 0.4}, "reward timeout"),
+        ({"reward_deadline": 60.0, "group_deadline": 2.0, "reward_workers": 4}, "group deadline"),
+    ],
+)
+def test_a_reward_that_hangs_costs_its_group_and_no_more(play: Play, deadlines, failure):
+    config = RolloutConfig(group_size=2, evaluate=False, **deadlines)
     recipe = recipe_of(config, steps=1, data_options={"train": 4, "reward": f"{HERE}:hanging_for_one"})
     trained = play.run(recipe)
     order = DataOrder(4, recipe.seed)
     hanging = next(p for p in range(4) if order.index(p) == 1)
     assert trained.positions[0][:3] == [p for p in range(4) if p != hanging] and len(trained.positions[0]) == 4
-    assert set(trained.service.pacing.failures) == {"reward timeout"}
-
-
-def test_a_group_that_takes_too_long_is_replaced_and_the_run_goes_on(play: Play):
-    config = RolloutConfig(group_size=2, evaluate=False, reward_deadline=60.0, group_deadline=2.0)
-    recipe = recipe_of(config, steps=1, data_options={"train": 4, "reward": f"{HERE}:hanging_for_one"})
-    trained = play.run(recipe)
-    order = DataOrder(4, recipe.seed)
-    hanging = next(p for p in range(4) if order.index(p) == 1)
-    assert trained.positions[0][:3] == [p for p in range(4) if p != hanging] and len(trained.positions[0]) == 4
-    assert set(trained.service.pacing.failures) == {"group deadline"}
+    assert set(trained.service.pacing.failures) == {failure}
 
 
 def test_once_a_sample_has_failed_the_others_of_its_group_are_not_scored(play: Play, caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,21 +64,21 @@ def test_fifty_versions_under_load(mode: str, model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize(
+    ("in_flight", "shown"),
+    [
+        ("keep", lambda completion: len(set(completion.versions)) > 1),
+        ("abort", lambda completion: completion.parts > 1),
+    ],
+    ids=["keep", "abort"],
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_requests_in_flight_keep_what_they_have_computed(mode: str, model: Path, tmp_path: Path) -> None:
-    with stage(tmp_path, model, publish=mode, publish_in_flight="keep", verify_every=1) as on:
+def test_requests_in_flight_go_on(mode: str, in_flight: str, shown: Any, model: Path, tmp_path: Path) -> None:
+    """With the keys that they have, or, given back unfinished, as new requests."""
+    with stage(tmp_path, model, publish=mode, publish_in_flight=in_flight, verify_every=1) as on:
         load = publish_under_load(on, 10)
         assert on.trainer.end() == [0, 0]
-    assert any(len(set(asked.completion.versions)) > 1 for asked in load.asked), "no request was in flight"
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("mode", MODES)
-def test_requests_in_flight_are_given_back_and_go_on(mode: str, model: Path, tmp_path: Path) -> None:
-    with stage(tmp_path, model, publish=mode, publish_in_flight="abort", verify_every=1) as on:
-        load = publish_under_load(on, 10)
-        assert on.trainer.end() == [0, 0]
-    assert any(asked.completion.parts > 1 for asked in load.asked), "no request was in flight"
+    assert any(shown(asked.completion) for asked in load.asked), "no request was in flight"
 
 
 @pytest.mark.prove

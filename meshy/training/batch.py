@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.queue.rows import Rows
+from meshy.titan.micro_batch import Sample
 from meshy.training.inbox import LEADER_COLUMNS, Group, rows_of
 from meshy.training.learner import ADVANTAGES, ROLLOUT_LOGPROBS, TOKEN_VERSIONS
-from meshy.training.micro_batch import Sample
 
 # Read by the rank that trains the row.
 RANK_COLUMNS = ("tokens", "loss_mask", ROLLOUT_LOGPROBS, "token_versions")

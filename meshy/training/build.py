@@ -6,9 +6,9 @@ from meshy.algorithms.interface import LossConfig
 from meshy.device import device_kind
 from meshy.importing import load
 from meshy.spmd.groups import ProcessGroups
+from meshy.titan.engine import AdamW, EngineConfig, TitanEngine
 from meshy.training.config import TrainerConfig
 from meshy.training.learner import Learner
-from meshy.training.titan.engine import EngineConfig, TitanEngine
 
 
 def micro_batch_budget(config: TrainerConfig, context_length: int) -> int:
@@ -36,10 +36,12 @@ def engine_config(
         spmd_backend=config.spmd_backend,
         compile=config.compile,
         deterministic=deterministic and on_gpu,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
+        optimizer=AdamW(
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+        ),
         seed=seed,
     )
 

@@ -15,9 +15,10 @@ from meshy.algorithms.off_policy import off_policy_factor
 from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
 from meshy.algorithms.proximal import loglinear_proximal, proximal_share
 from meshy.spmd.groups import ProcessGroups
-from meshy.training.micro_batch import MicroBatch, Sample, pack, pad
-from meshy.training.plan import MicroBatchPlan, MiniBatchPlan
-from meshy.training.titan.engine import TitanEngine
+from meshy.titan.engine import TitanEngine
+from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
+from meshy.titan.sharing import MicroBatchPlan
+from meshy.training.plan import MiniBatchPlan
 
 ADVANTAGES, ROLLOUT_LOGPROBS, TOKEN_VERSIONS = "advantages", "rollout_logprobs", "token_versions"
 OLD_LOGPROBS, PROXIMAL_SHARE = "old_logprobs", "proximal_share"  # columns that the learner adds itself

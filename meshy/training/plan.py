@@ -1,16 +1,14 @@
 """Which rank trains which samples, and in which micro-batches. Pure arithmetic on lengths; the same on every rank."""
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from meshy.titan.sharing import MicroBatchPlan, even_out, micro_batches, spread
+
 FORWARD, FORWARD_AND_BACKWARD = 1, 3  # what they cost, relative to one another
 SCORED_OF = 8  # of so many samples without a gradient, one passes forward for the metrics
-EVEN_WITHIN = 0.02
-
-MicroBatchPlan = tuple[int, ...]
-"""Sample numbers of one micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -89,36 +87,6 @@ def plan_mini_batch(
     )
 
 
-def spread(costs: Mapping[int, int], world_size: int) -> dict[int, int]:
-    """A rank for each sample: the dearest first, each to the least loaded rank."""
-    load = [0] * world_size
-    home = {}
-    for sample in sorted(costs, key=lambda i: -costs[i]):
-        home[sample] = rank = load.index(min(load))
-        load[rank] += costs[sample]
-    return home
-
-
-def even_out(home: Mapping[int, int], costs: Mapping[int, int], world_size: int) -> dict[int, int]:
-    """The same ranks, but for a few samples that move from the most to the least loaded one, until no move helps or the
-    load is even to EVEN_WITHIN of a rank's."""
-    home = dict(home)
-    load = [0] * world_size
-    for sample, rank in home.items():
-        load[rank] += costs[sample]
-    tolerance = EVEN_WITHIN * sum(load) / world_size
-    while (gap := max(load) - min(load)) > tolerance:
-        most, least = load.index(max(load)), load.index(min(load))
-        movable = [i for i, rank in home.items() if rank == most and 0 < costs[i] < gap]
-        if not movable:
-            break
-        sample = min(movable, key=lambda i: (abs(costs[i] - gap / 2), i))
-        home[sample] = least
-        load[most] -= costs[sample]
-        load[least] += costs[sample]
-    return home
-
-
 class Shares:
     """Which rank is to have a row, told when it comes. by_name: a function of the row's uid alone, so that a run
     repeats itself; else the rank that has been given the fewest tokens so far."""
@@ -133,21 +101,6 @@ class Shares:
         rank = self._load.index(min(self._load))
         self._load[rank] += length
         return rank
-
-
-def micro_batches(samples: Sequence[int], lengths: Sequence[int], budget: int, packed: bool) -> list[MicroBatchPlan]:
-    """Samples of similar length together (little padding), each micro-batch within the budget."""
-    batches: list[list[int]] = []
-    width = used = 0
-    for sample in sorted(samples, key=lambda i: -lengths[i]):
-        length = lengths[sample]
-        if batches and (used + length if packed else (len(batches[-1]) + 1) * width) <= budget:
-            batches[-1].append(sample)
-            used += length
-        else:
-            batches.append([sample])
-            width = used = length
-    return [tuple(batch) for batch in batches]
 
 
 def mini_batches(order: Sequence[int], count: int) -> list[tuple[int, ...]]:

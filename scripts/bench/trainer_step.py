@@ -23,10 +23,10 @@ def run_rank(rank: int, world: int, port: int, repeat: int) -> None:
     from meshy.algorithms.interface import LossConfig
     from meshy.algorithms.ppo_clip import ppo_clip_loss
     from meshy.spmd.groups import Place, ProcessGroups
+    from meshy.titan.engine import EngineConfig, TitanEngine
+    from meshy.titan.micro_batch import Sample
     from meshy.training.learner import Learner
-    from meshy.training.micro_batch import Sample
     from meshy.training.plan import plan_mini_batch
-    from meshy.training.titan.engine import EngineConfig, TitanEngine
 
     groups = ProcessGroups(Place(rank, world, "127.0.0.1", port))
     g = torch.Generator().manual_seed(0)

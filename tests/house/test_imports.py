@@ -66,9 +66,8 @@ def test_shared_rooms_know_no_role() -> None:
     assert not breaches(rule)
 
 
-def test_only_training_and_spmd_import_torchtitan() -> None:
-    rooms = ("training/", "spmd/", "scoring/")
-    assert not breaches(lambda file, module: module.split(".")[0] == "torchtitan" and not file.startswith(rooms))
+def test_only_titan_imports_torchtitan() -> None:
+    assert not breaches(lambda file, module: module.split(".")[0] == "torchtitan" and not file.startswith("titan/"))
 
 
 def test_algorithms_know_torch_only() -> None:

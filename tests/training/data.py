@@ -2,7 +2,7 @@
 
 import torch
 
-from meshy.training.micro_batch import Sample
+from meshy.titan.micro_batch import Sample
 from tests.training.models import VOCAB
 
 

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from meshy.spmd.groups import Place, ProcessGroups
-from meshy.training.micro_batch import pad
-from meshy.training.titan.parked import give_back
+from meshy.titan.engine import AdamW
+from meshy.titan.micro_batch import pad
+from meshy.titan.parked import give_back
 from meshy.training.weights.folder import write_weights
 from tests.training.data import make_samples
 from tests.training.rank import Rank
@@ -24,7 +25,7 @@ class Parked(Rank):
         """Losses and this rank's weights and optimiser state after some steps; parked: free and restore before each
         step, twice before the first, after a forward pass alone, when the weights have been written, and with gradients
         that are not applied yet."""
-        learner = self.learner(weight_decay=0.1, max_grad_norm=0.5)
+        learner = self.learner(optimizer=AdamW(weight_decay=0.1, max_grad_norm=0.5))
         reports = []
 
         def away(times: int = 1) -> None:

@@ -25,12 +25,12 @@ from meshy.observe.runfolder import RunFolder
 from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceConfig, ServiceGroup
 from meshy.rollout.config import RolloutConfig
 from meshy.service.context import Context
+from meshy.titan.engine import EngineConfig, TitanEngine
 from meshy.topology import Gpu, Topology, derive_topology
 from meshy.training.config import TrainerConfig
 from meshy.training.publishing import Publishing
 from meshy.training.ring_publishing import RingPublishing
 from meshy.training.service import TrainerService
-from meshy.training.titan.engine import EngineConfig, TitanEngine
 
 HOST = "127.0.0.1"
 

@@ -12,10 +12,10 @@ from meshy.algorithms.correction import Correction
 from meshy.algorithms.interface import LossConfig
 from meshy.algorithms.ppo_clip import ppo_clip_loss
 from meshy.spmd.groups import Place, ProcessGroups
+from meshy.titan.engine import AdamW, EngineConfig, TitanEngine
+from meshy.titan.micro_batch import Sample, pack, pad
 from meshy.training.learner import Learner
-from meshy.training.micro_batch import Sample, pack, pad
 from meshy.training.plan import plan_mini_batch
-from meshy.training.titan.engine import EngineConfig, TitanEngine
 from meshy.training.weights.folder import write_weights
 from tests.training.data import make_samples
 
@@ -140,7 +140,7 @@ class Rank:
     def training(self) -> dict:
         """Three batches, with two mini-batches and two epochs each; then the weights."""
         learner = replace(
-            self.learner(weight_decay=0.1, max_grad_norm=0.5),
+            self.learner(optimizer=AdamW(weight_decay=0.1, max_grad_norm=0.5)),
             old_logprobs="recompute",
             correction=Correction(importance="token", high=1.2),
         )

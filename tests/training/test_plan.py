@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshy.training.plan import (
-    EVEN_WITHIN,
-    SCORED_OF,
-    Shares,
-    even_out,
-    micro_batches,
-    mini_batches,
-    plan_mini_batch,
-)
+from meshy.titan.sharing import EVEN_WITHIN, even_out, micro_batches
+from meshy.training.plan import SCORED_OF, Shares, mini_batches, plan_mini_batch
 
 lengths_of = st.lists(st.integers(1, 100), min_size=0, max_size=60)
 

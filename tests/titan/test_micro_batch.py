@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from meshy.training.micro_batch import Sample, pack, pad
+from meshy.titan.micro_batch import Sample, pack, pad
 
 
 def sample(tokens: list[int], mask: list[int]) -> Sample:

@@ -1,4 +1,5 @@
-"""One model under FSDP2 with its optimiser: forward, backward, step, load, export. Knows no loss and no queue."""
+"""One model under FSDP2, with its optimiser or frozen: forward, backward, step, load, export. Knows no loss and no
+queue."""
 
 import time
 from collections.abc import Iterator
@@ -21,11 +22,23 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.tools import utils as titan_utils
 
 from meshy.device import device_kind
-from meshy.training.micro_batch import MicroBatch
-from meshy.training.titan.attention import Documents
-from meshy.training.titan.cpu import reduce_by_plain_sum
-from meshy.training.titan.model_spec import model_spec
-from meshy.training.titan.parked import Parking
+from meshy.titan.attention import Documents
+from meshy.titan.cpu import reduce_by_plain_sum
+from meshy.titan.micro_batch import MicroBatch
+from meshy.titan.model_spec import model_spec
+from meshy.titan.parked import Parking
+from meshy.titan.policy_model import Reduce
+from meshy.titan.qwen3 import VALUE
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """An optimiser's settings; its learning rate is given step by step. max_grad_norm: gradients are clipped to it."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +46,9 @@ class EngineConfig:
     """What the engine is built from.
 
     model: a local folder in Hugging Face format. max_seq_len: longest row in tokens. packed: batches are packed rows
-    (documents one after another) instead of padded ones. dtype: of the stored parameters and the optimiser's state.
+    (documents one after another) instead of padded ones. optimizer: None for a model that stays as it is.
+    value_head: the model gives one number a token instead of logits.
+    dtype: of the stored parameters and the optimiser's state.
     mixed_precision: dtype of the parameters while they compute. activation_checkpointing: none, selective or full.
     spmd_backend: TorchTitan's; torch 2.13 takes "partial_dtensor" only.
     """
@@ -41,16 +56,14 @@ class EngineConfig:
     model: Path
     max_seq_len: int
     packed: bool = False
+    optimizer: AdamW | None = AdamW()
+    value_head: bool = False
     dtype: str = "float32"
     mixed_precision: str = "float32"
     activation_checkpointing: str = "none"
     spmd_backend: str = "partial_dtensor"
     compile: bool = False
     deterministic: bool = False
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
     seed: int = 0
 
 
@@ -73,13 +86,13 @@ class TitanEngine:
         self.flex = config.packed and not self.on_cpu
         # Compiled attention is compiled again for every new shape; on a CPU any width will do.
         self.row_multiple = 1 if self.on_cpu else 128
-        spec = model_spec(config.model, max_seq_len=config.max_seq_len, flex=self.flex)
+        spec = model_spec(config.model, max_seq_len=config.max_seq_len, flex=self.flex, value_head=config.value_head)
         if config.spmd_backend != "partial_dtensor":
             set_qwen3_sharding_config(spec.model, enable_sp=parallelism.enable_sequence_parallel, enable_ep=False)
         self.adapter = spec.state_dict_adapter(spec.model, str(config.model))
         self.model: Any = self._build_model(spec, parallelism)
         self.optimizers = self._build_optimizer()
-        self._parking = Parking(self.model, self.optimizers, self.device)
+        self._parking = Parking(self.model, self.optimizers or (), self.device)
 
     def _build_model(self, spec, parallelism: ParallelismConfig) -> nn.Module:
         config = self.config
@@ -106,28 +119,44 @@ class TitanEngine:
         with torch.no_grad():
             model.init_weights(buffer_device=None)
         self._load(model)
-        return model.train()
+        return model.requires_grad_(config.optimizer is not None).train(config.optimizer is not None)
 
-    def _build_optimizer(self) -> OptimizersContainer:
-        config = self.config
-        adamw = default_adamw(lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+    def _build_optimizer(self) -> OptimizersContainer | None:
+        settings = self.config.optimizer
+        if settings is None:
+            return None
+        adamw = default_adamw(lr=0.0, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
         return adamw.build(model_parts=[self.model])
 
     def _load(self, model: nn.Module) -> None:
         """Each rank reads its own shards of the folder's safetensors, cast to the parameters' dtype."""
         hf = self.adapter.to_hf(model.state_dict())
-        dcp.load(hf, storage_reader=self.adapter.get_hf_storage_reader(str(self.config.model)))
+        reader = self.adapter.get_hf_storage_reader(str(self.config.model))
+        if VALUE in hf and VALUE not in reader.read_metadata().state_dict_metadata:
+            initial = hf.pop(VALUE)
+            dcp.load(hf, storage_reader=reader)
+            hf[VALUE] = initial
+        else:
+            dcp.load(hf, storage_reader=reader)
         model.load_state_dict(self.adapter.from_hf(hf), strict=True)
 
     # Computing --------------------------------------------------------------------------------------------------------
 
     def logits(self, batch: MicroBatch) -> Float[Tensor, "selected vocab"]:
         """Logits that predict the batch's response tokens; with a graph unless under no_grad."""
-        masks = None
-        if batch.documents is not None:
-            masks = self.model.get_attention_masks(batch.positions) if self.flex else Documents(batch.documents)
         with self._context():
-            return self.model(batch.tokens, batch.positions, masks, batch.select)
+            return self.model(batch.tokens, batch.positions, self._masks(batch), batch.select)
+
+    @torch.no_grad()
+    def reduced(self, batch: MicroBatch, reduce: Reduce, part: int) -> tuple[Tensor, ...]:
+        """What `reduce` keeps of those logits, of which only `part` rows are there at a time."""
+        with self._context():
+            return self.model(batch.tokens, batch.positions, self._masks(batch), batch.select, reduce, part)
+
+    def _masks(self, batch: MicroBatch) -> Any:
+        if batch.documents is None:
+            return None
+        return self.model.get_attention_masks(batch.positions) if self.flex else Documents(batch.documents)
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
         with self._context():
@@ -137,7 +166,9 @@ class TitanEngine:
         """Clips the gradient, applies AdamW at this learning rate, clears the gradient. Returns the unclipped norm.
 
         Raises FloatingPointError, and leaves the weights alone, if the norm is not finite."""
-        norm = float(dist_utils.clip_grad_norm_(list(self.model.parameters()), self.config.max_grad_norm, foreach=True))
+        assert self.config.optimizer is not None and self.optimizers is not None, "this model is frozen"
+        most = self.config.optimizer.max_grad_norm
+        norm = float(dist_utils.clip_grad_norm_(list(self.model.parameters()), most, foreach=True))
         if not norm < float("inf"):
             raise FloatingPointError(f"gradient norm is {norm}, so the loss is not finite; weights unchanged")
         for optimizer in self.optimizers:

@@ -11,9 +11,9 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.module import Module
 
 from meshy.models import read_config
-from meshy.training.titan.attention import CausalAttention
-from meshy.training.titan.qwen2 import Qwen2Adapter, qwen2_config
-from meshy.training.titan.qwen3 import Qwen3Adapter, qwen3_config
+from meshy.titan.attention import CausalAttention
+from meshy.titan.qwen2 import Qwen2Adapter, qwen2_config
+from meshy.titan.qwen3 import Qwen3Adapter, qwen3_config
 
 # model_type -> (builder of the model's config, its Hugging Face state-dict adapter).
 MODELS: dict[str, tuple[Callable[..., Any], type]] = {
@@ -22,16 +22,20 @@ MODELS: dict[str, tuple[Callable[..., Any], type]] = {
 }
 
 
-def model_spec(folder: Path, *, max_seq_len: int, flex: bool) -> ModelSpec:
+def model_spec(folder: Path, *, max_seq_len: int, flex: bool, value_head: bool) -> ModelSpec:
     """The model in `folder`.
 
     max_seq_len: longest row, in tokens; sizes the rotary cache. flex: packed rows on a GPU go through FlexAttention.
+    value_head: one number a token instead of logits.
     Raises ValueError where the architecture, or a setting of it, is not supported.
     """
     hf = read_config(folder)
     kind = hf.get("model_type")
     if kind not in MODELS:
-        raise ValueError(f"{folder}: model_type {kind!r} cannot be trained here; supported: {', '.join(MODELS)}")
+        raise ValueError(f"{folder}: model_type {kind!r} is not supported here; supported: {', '.join(MODELS)}")
+    labels = len(hf.get("id2label", (0,))) if value_head and "id2label" in hf else 1
+    if labels != 1:
+        raise ValueError(f"{folder}: its head gives {labels} numbers; one that gives one (num_labels=1) is needed")
     limit = hf.get("max_position_embeddings", max_seq_len)
     if max_seq_len > limit:
         raise ValueError(f"{folder}: rows of {max_seq_len} tokens, but the model's positions end at {limit}")
@@ -40,7 +44,7 @@ def model_spec(folder: Path, *, max_seq_len: int, flex: bool) -> ModelSpec:
     return ModelSpec(
         name=kind,
         flavor=folder.name,
-        model=build(hf, max_seq_len=max_seq_len, inner_attention=attention),
+        model=build(hf, max_seq_len=max_seq_len, inner_attention=attention, value_head=value_head),
         parallelize_fn=parallelize_qwen3,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,

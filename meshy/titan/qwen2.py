@@ -2,19 +2,27 @@
 
 from typing import Any
 
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
-from meshy.training.titan.policy_model import PolicyModel
-from meshy.training.titan.qwen3 import decoder_config
+from meshy.titan.policy_model import PolicyModel
+from meshy.titan.qwen3 import Qwen3Adapter, decoder_config
 
 
-def qwen2_config(hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config) -> PolicyModel.Config:
+def qwen2_config(
+    hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config, value_head: bool
+) -> PolicyModel.Config:
     """`hf` is the parsed config.json."""
-    return decoder_config(hf, max_seq_len=max_seq_len, inner_attention=inner_attention, qkv_bias=True, qk_norm=False)
+    return decoder_config(
+        hf,
+        max_seq_len=max_seq_len,
+        inner_attention=inner_attention,
+        value_head=value_head,
+        qkv_bias=True,
+        qk_norm=False,
+    )
 
 
-class Qwen2Adapter(Qwen3StateDictAdapter):
+class Qwen2Adapter(Qwen3Adapter):
     """Qwen3's names, plus the three biases, less the two norms."""
 
     def __init__(self, model_config: PolicyModel.Config, hf_assets_path: str | None) -> None:

@@ -13,22 +13,47 @@ from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
-from meshy.training.titan.policy_model import PolicyModel
+from meshy.titan.policy_model import Head, PolicyModel
 
-Qwen3Adapter = Qwen3StateDictAdapter
+VALUE = "score.weight"  # as transformers calls the head of a sequence classifier
 
 
-def qwen3_config(hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config) -> PolicyModel.Config:
+class Qwen3Adapter(Qwen3StateDictAdapter):
+    """TorchTitan's names, and a value head's where the model has one."""
+
+    def __init__(self, model_config: PolicyModel.Config, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        if model_config.value_head:
+            self.from_hf_map[VALUE] = self.from_hf_map.pop("lm_head.weight")
+
+
+def qwen3_config(
+    hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config, value_head: bool
+) -> PolicyModel.Config:
     """`hf` is the parsed config.json."""
     if hf.get("attention_bias"):
         raise ValueError("a Qwen3 model with attention_bias=true is not supported")
-    return decoder_config(hf, max_seq_len=max_seq_len, inner_attention=inner_attention, qkv_bias=False, qk_norm=True)
+    return decoder_config(
+        hf,
+        max_seq_len=max_seq_len,
+        inner_attention=inner_attention,
+        value_head=value_head,
+        qkv_bias=False,
+        qk_norm=True,
+    )
 
 
 def decoder_config(
-    hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config, qkv_bias: bool, qk_norm: bool
+    hf: dict[str, Any],
+    *,
+    max_seq_len: int,
+    inner_attention: Module.Config,
+    value_head: bool,
+    qkv_bias: bool,
+    qk_norm: bool,
 ) -> PolicyModel.Config:
-    """The decoder that the Qwen family shares; sizes come from config.json."""
+    """The decoder that the Qwen family shares; sizes come from config.json. value_head: the last layer gives one number
+    a token instead of logits; 0 for all where the folder has no weights for it."""
     if hf.get("use_sliding_window"):
         raise ValueError("sliding-window attention (use_sliding_window=true) is not supported")
     if hf.get("hidden_act", "silu") != "silu":
@@ -36,7 +61,8 @@ def decoder_config(
     dim, layers, vocab = hf["hidden_size"], hf["num_hidden_layers"], hf["vocab_size"]
     head_dim = hf.get("head_dim") or dim // hf["num_attention_heads"]
     init = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
-    tied = bool(hf.get("tie_word_embeddings", False))
+    tied = bool(hf.get("tie_word_embeddings", False)) and not value_head
+    last = {"weight": nn.init.zeros_} if value_head else init
 
     def norm(size: int) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": nn.init.ones_})
@@ -70,10 +96,13 @@ def decoder_config(
         dim=dim,
         norm=norm(dim),
         enable_weight_tying=tied,
+        value_head=value_head,
         tok_embeddings=Embedding.Config(
             num_embeddings=vocab, embedding_dim=dim, param_init={"weight": skip_param_init if tied else init["weight"]}
         ),
-        lm_head=linear(dim, vocab, init),
+        lm_head=Head.Config(
+            in_features=dim, out_features=1 if value_head else vocab, param_init={"weight": last["weight"]}
+        ),
         layers=[block() for _ in range(layers)],
     )
 

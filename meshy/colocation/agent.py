@@ -101,6 +101,7 @@ class Agent(Follower):
         self._depth = 0
         self._waiting_since: float | None = None
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._looked = threading.Condition()
 
     @property
     def payload(self) -> Mapping[str, Any]:
@@ -127,6 +128,16 @@ class Agent(Follower):
                 raise
             self._loaded = True
             self._leave()
+
+    def wanted(self, seconds: float) -> bool:
+        """In gpu(): wait until code of another group wants the GPUs, so many seconds at most. Worth it where this one's
+        work makes another's, which would ask a moment too late and find the FALLBACK restored."""
+        end = time.monotonic() + seconds
+        with self._looked:
+            while not self.member.rule.wanted_by_others(self.ledger):
+                if not self._looked.wait(max(0.0, end - time.monotonic())):
+                    return False
+            return True
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -240,7 +251,10 @@ class Agent(Follower):
         self._orders.put(("failed", error))
 
     async def step(self, books: Books) -> bool:
-        self.ledger = await books.look()
+        seen = await books.look()
+        with self._looked:
+            self.ledger = seen
+            self._looked.notify_all()
         action = self.member.decide(self.ledger)
         if action is not None:
             await self._carry_out(action, books)

@@ -14,6 +14,9 @@ from meshy.observe.jsonl import JsonlWriter, finite, plain
 __all__ = ["JsonlWriter", "RunFolder", "RunFolderError", "read_json", "write_json"]
 
 
+OWN_EVAL = "_eval.json"
+
+
 class RunFolderError(Exception):
     """A run folder that cannot be made or is not one; the message says which and what to do."""
 
@@ -48,6 +51,10 @@ class RunFolder:
     def evals(self) -> Path:
         """One line an evaluation: `weight_version, accuracy, count, seconds, response_length_mean`."""
         return self.path / "evals.jsonl"
+
+    def own_eval(self, group: str) -> Path:
+        """How well a model does that is not the policy: `accuracy, count, model, seconds`."""
+        return self.path / f"{group}{OWN_EVAL}"
 
     @property
     def trajectories(self) -> Path:

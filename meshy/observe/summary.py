@@ -7,7 +7,7 @@ from typing import Any, Literal, TextIO
 
 from meshy.observe.advice import advice
 from meshy.observe.jsonl import read_jsonl
-from meshy.observe.runfolder import RunFolder, versions_in, write_json
+from meshy.observe.runfolder import OWN_EVAL, RunFolder, read_json, versions_in, write_json
 from meshy.observe.terminal import console, duration, mean, short, tiny
 from meshy.observe.timeline import idle_share, read_timeline, steady_window
 
@@ -40,7 +40,8 @@ def build_summary(
 
     started, ended: unix seconds of the whole run. `reward_first` and `reward_last` are means over the first and last
     5 steps (of a run shorter than 10: over its halves). `eval_before` is the accuracy of weight version 0,
-    `eval_after` that of the newest version evaluated after it. `idle_share` is taken over steady steps, all but the
+    `eval_after` that of the newest version evaluated after it; `<group>_eval`, `teacher_eval` for one, that of a model
+    that is not the policy. `idle_share` is taken over steady steps, all but the
     first and the last. `restarts`: how often each service was started again. What the run did not get to is null.
     """
     steps = read_jsonl(folder.metrics)
@@ -53,6 +54,7 @@ def build_summary(
         "reward_last": last,
         "eval_before": before,
         "eval_after": after,
+        **own_evals(folder),
         "wall_seconds": ended - started,
         "idle_share": steady_idle_share(folder, steps),
         "tokens_per_second": mean(row.get("tokens_per_second") for row in steps[1:] or steps),
@@ -79,6 +81,11 @@ def eval_edges(evals: Sequence[Mapping[str, Any]]) -> tuple[float | None, float 
     by_version = {row["weight_version"]: row.get("accuracy") for row in evals}
     newest = max(by_version, default=0)
     return by_version.get(0), by_version[newest] if newest > 0 else None
+
+
+def own_evals(folder: RunFolder) -> dict[str, float]:
+    """By `<group>_eval`: the accuracy of models that are not the policy."""
+    return {file.stem: read_json(file)["accuracy"] for file in sorted(folder.path.glob(f"*{OWN_EVAL}"))}
 
 
 def steady_idle_share(folder: RunFolder, steps: Sequence[Mapping[str, Any]]) -> float | None:
@@ -134,6 +141,7 @@ def end_rows(folder: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, s
         ("steps", str(summary["steps"])),
         ("reward", f"{short(summary['reward_first'])} -> {short(summary['reward_last'])}   (first and last steps)"),
         ("held-out accuracy", f"{percent(summary['eval_before'])} -> {percent(summary['eval_after'])}"),
+        *((f"{name.removesuffix('_eval')}'s accuracy", percent(summary[name])) for name in own_evals(folder)),
         ("wall time", duration(summary["wall_seconds"])),
         ("tokens/s", short(summary["tokens_per_second"])),
         ("no engine busy", f"{percent(summary['idle_share'])} of the time in steady steps"),

@@ -163,7 +163,8 @@ class TitanEngine:
             loss.backward()
 
     def step(self, lr: float) -> float:
-        """Clips the gradient, applies AdamW at this learning rate, clears the gradient. Returns the unclipped norm.
+        """Clips the gradient, applies AdamW at this learning rate, clears the gradient. Returns the unclipped norm. At
+        a learning rate of 0 the optimiser's state stays as it is, too.
 
         Raises FloatingPointError, and leaves the weights alone, if the norm is not finite."""
         assert self.config.optimizer is not None and self.optimizers is not None, "this model is frozen"
@@ -171,10 +172,11 @@ class TitanEngine:
         norm = float(dist_utils.clip_grad_norm_(list(self.model.parameters()), most, foreach=True))
         if not norm < float("inf"):
             raise FloatingPointError(f"gradient norm is {norm}, so the loss is not finite; weights unchanged")
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-        self.optimizers.step()
+        if lr > 0:
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+            self.optimizers.step()
         self.optimizers.zero_grad()
         return norm
 

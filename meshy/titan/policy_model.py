@@ -32,7 +32,7 @@ class Head(Linear):
             return F.linear(hidden, self.weight, self.bias)
         rows = hidden.shape[0]
         kept = []
-        for start in range(0, rows, part):
+        for start in range(0, max(rows, 1), part):  # once even without a row: what is kept has a shape
             rows_here = min(part, rows - start)
             some = hidden[start : start + rows_here]
             if rows_here < LEAST_ROWS:

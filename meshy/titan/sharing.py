@@ -39,6 +39,25 @@ def even_out(home: Mapping[int, int], costs: Mapping[int, int], world_size: int)
     return home
 
 
+def cut_shares(
+    chosen: Sequence[int],
+    home: Mapping[int, int],
+    lengths: Sequence[int],
+    world_size: int,
+    budget: int,
+    packed: bool,
+    least: int = 0,
+) -> tuple[tuple[MicroBatchPlan, ...], ...]:
+    """For each rank the micro-batches of its samples; every rank has equally many, at least `least`, some perhaps
+    empty, because what is done with them is collective. home: the rank of each sample."""
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    for sample in chosen:
+        shares[home[sample]].append(sample)
+    batches = [micro_batches(share, lengths, budget, packed) for share in shares]
+    most = max(least, *(len(some) for some in batches))
+    return tuple(tuple(some) + ((),) * (most - len(some)) for some in batches)
+
+
 def micro_batches(samples: Sequence[int], lengths: Sequence[int], budget: int, packed: bool) -> list[MicroBatchPlan]:
     """Samples of similar length together (little padding), each micro-batch within the budget."""
     batches: list[list[int]] = []

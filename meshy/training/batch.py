@@ -1,6 +1,7 @@
 """Rows of partition `train` on their way to the engine: what the leader must know, and each rank's samples."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from meshy.columns import Column
+from meshy.learning.rewards import RewardRule
 from meshy.queue.rows import Rows
 from meshy.titan.micro_batch import Sample
 from meshy.training.inbox import LEADER_COLUMNS, Group, rows_of
@@ -26,11 +29,13 @@ class BadRows(ValueError):
 class Batch:
     """What the leader knows of a batch, or a part of one, in the order of the data; entry i of everything is sample i.
 
-    ranks: who has been told to fetch it. lost: groups that gave no rows before these did.
+    rewards: by the recipe's rule. columns: further numbers of each sample, NaN where it has
+    none. ranks: who has been told to fetch it. lost: groups that gave no rows before these did.
     """
 
     rows: Rows
     rewards: Float[Tensor, " samples"]
+    columns: Mapping[str, Float[Tensor, " samples"]]
     groups: Int[Tensor, " samples"]
     lengths: tuple[int, ...]
     written: tuple[int, ...]
@@ -47,19 +52,27 @@ class Batch:
         return sum(self.lengths)
 
 
-def batch_of(groups: Sequence[Group]) -> Batch:
-    """Whole groups sorted by position, and in each the rows by uid."""
+def batch_of(groups: Sequence[Group], rewards: RewardRule | None = None) -> Batch:
+    """Whole groups sorted by position, and in each the rows by uid. rewards: None for column `reward` as it is."""
     rows = rows_of(groups)
     ranks = [rank for group in groups for rank in group.ranks]
-    columns = {name: [value for group in groups for value in group.columns[name]] for name in LEADER_COLUMNS}
+    columns = {name: [value for group in groups for value in group.columns[name]] for name in groups[0].columns}
     order = sorted(
         range(len(rows)),
         key=lambda i: (columns["position"][i], columns["group_id"][i], len(rows.uids[i]), rows.uids[i]),
     )
     numbers: dict[str, int] = {}
+
+    rule = rewards or RewardRule()
+
+    def told(name: str) -> Float[Tensor, " samples"]:
+        values = [columns[name][i] for i in order]
+        return torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float32)
+
     return Batch(
         rows=rows.select(order),
-        rewards=torch.tensor([columns["reward"][i] for i in order], dtype=torch.float32),
+        rewards=rule.rewards({name: told(name) for name in (*rule.weights, "n_written")}),
+        columns={name: told(name) for name in columns if name not in LEADER_COLUMNS},
         groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
         lengths=tuple(columns["n_tokens"][i] for i in order),
         written=tuple(columns["n_written"][i] for i in order),
@@ -80,6 +93,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return Batch(
         rows=Rows.concat([part.rows for part in parts]),
         rewards=torch.cat([part.rewards for part in parts]),
+        columns={name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
         groups=torch.cat([part.groups + count for part, count in zip(parts, counts, strict=False)]),
         lengths=tuple(length for part in parts for length in part.lengths),
         written=tuple(written for part in parts for written in part.written),
@@ -98,16 +112,23 @@ def samples_of(
     data: Mapping[str, Any],
     numbers: Sequence[int],
     advantages: Sequence[float],
-    extra: Sequence[str] = (),
+    further: Mapping[str, Column] | None = None,
 ) -> dict[int, Sample]:
     """Samples by number, from columns of `rows` (entry k is sample numbers[k]). advantages: of the whole batch.
+    further: more per-token columns; a row that lacks one (None) holds NaN there, or -1 where it is of whole numbers.
 
     Raises BadRows for a first token that claims to be written by the policy, or per-token columns of another length.
     """
+    further = further or {}
     samples = {}
+    blank = {name: _blank(column, data[name]) for name, column in further.items()}
     for k, (uid, number) in enumerate(zip(rows.uids, numbers, strict=True)):
         tokens, mask = data["tokens"][k], data["loss_mask"][k]
-        columns = {name: data[name][k] for name in (ROLLOUT_LOGPROBS, TOKEN_VERSIONS, *extra)}
+        columns = {name: data[name][k] for name in (ROLLOUT_LOGPROBS, TOKEN_VERSIONS)}
+        for name in further:
+            columns[name] = (
+                blank[name].expand(len(tokens), *blank[name].shape) if data[name][k] is None else data[name][k]
+            )
         for name, values in {"loss_mask": mask, **columns}.items():
             if len(values) != len(tokens):
                 raise BadRows(f"row {uid}: column {name!r} has {len(values)} entries for {len(tokens)} tokens")
@@ -116,6 +137,16 @@ def samples_of(
         columns[ADVANTAGES] = torch.full((len(tokens),), advantages[number], dtype=torch.float32)
         samples[number] = Sample(tokens=tokens, loss_mask=mask, columns=columns)
     return samples
+
+
+def _blank(column: Column, rows: Sequence[Tensor | None]) -> Tensor:
+    """What stands at a token that nobody has scored."""
+    dtype = getattr(torch, column.dtype)
+    value = torch.tensor(math.nan if dtype.is_floating_point else -1).to(dtype)
+    if column.kind == "jagged":
+        return value
+    wide = next((row.shape[1] for row in rows if row is not None), 1)
+    return value.expand(wide)
 
 
 def staleness(rows: Rows, data: Mapping[str, Any], version: int, max_staleness: int | None) -> Int[Tensor, " tokens"]:

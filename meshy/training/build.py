@@ -1,14 +1,17 @@
 """From configuration to a learner. Importing this imports TorchTitan."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from meshy.algorithms.interface import LossConfig
+from meshy.columns import Column
 from meshy.device import device_kind
 from meshy.importing import load
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import AdamW, EngineConfig, TitanEngine
 from meshy.training.config import TrainerConfig
-from meshy.training.learner import Learner
+from meshy.training.learner import Learner, Term
 
 
 def micro_batch_budget(config: TrainerConfig, context_length: int) -> int:
@@ -55,7 +58,7 @@ def build_learner(
     seed: int,
     deterministic: bool,
     groups: ProcessGroups,
-    columns: tuple[str, ...],
+    columns: Mapping[str, Column],
 ) -> Learner:
     """Builds the engine on every rank (collective) and joins it with the loss that the configuration names."""
     engine = TitanEngine(engine_config(config, model, context_length, seed, deterministic))
@@ -72,6 +75,10 @@ def build_learner(
         groups=groups,
         loss=load(config.loss),
         loss_config=loss_config,
+        terms=tuple(
+            Term(term.label, load(term.loss), replace(loss_config, options=term.options), term.weight)
+            for term in config.terms
+        ),
         temperature=temperature,
         micro_batch_tokens=micro_batch_budget(config, context_length),
         old_logprobs=config.old_logprobs,

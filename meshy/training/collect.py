@@ -10,23 +10,27 @@ from typing import Any
 from torch import Tensor
 
 from meshy.columns import TRAIN
+from meshy.learning.rewards import RewardRule
 from meshy.queue.client import WATCHDOG_SECONDS
 from meshy.queue.errors import QueueTimeout
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.training.batch import Batch, batch_of
+from meshy.training.further import Further
 from meshy.training.inbox import LEADER_COLUMNS, Group, Inbox
 
 log = logging.getLogger("meshy.training")
 
+NOTHING, PLAIN = Further(), RewardRule()
 TURN_SECONDS = 1.0  # of waiting for rows, then `meanwhile` has its turn
 
 
 class Collector:
     """share: told rows as they come, and their lengths; says which rank is to train each. meanwhile: called by
     `collect` now and then while rows are missing; it must be quick unless something is wrong. dropped: told by
-    `collect` of groups that are too old. Rows are taken and shared out during both of these too. waited: seconds
-    without the rows that were asked for, in the last `collect`."""
+    `collect` of groups that are too old. further: columns to read beside LEADER_COLUMNS. rewards: see `batch_of`. Rows
+    are taken and shared out during both of these too. waited: seconds without the rows that were asked for, in the last
+    `collect`."""
 
     def __init__(
         self,
@@ -35,8 +39,13 @@ class Collector:
         share: Callable[[Rows, list[int]], list[int]] = lambda rows, lengths: [0] * len(rows),
         meanwhile: Callable[[], None] = lambda: None,
         dropped: Callable[[list[Group]], None] = lambda groups: None,
+        further: Further = NOTHING,
+        rewards: RewardRule = PLAIN,
     ) -> None:
         self._queue, self._share, self._meanwhile, self._dropped = queue, share, meanwhile, dropped
+        self._columns = tuple(dict.fromkeys((*LEADER_COLUMNS, *further.numbers)))
+        self._optional = tuple(further.optional.intersection(self._columns))
+        self._rewards = rewards
         self._inbox = Inbox()
         self._changed = threading.Condition()
         self._arrivals = 0
@@ -69,7 +78,7 @@ class Collector:
                 self._dropped(old)
             if groups is not None:
                 self.waited = time.monotonic() - began
-                return batch_of(groups)
+                return batch_of(groups, self._rewards)
             now = time.monotonic()
             if now - said > WATCHDOG_SECONDS:
                 said = now
@@ -97,7 +106,8 @@ class Collector:
                 except QueueTimeout as timeout:
                     self._missing = str(timeout)
                     continue
-                columns = {name: plain(values) for name, values in self._queue.read(rows, LEADER_COLUMNS).items()}
+                data = self._queue.read(rows, self._columns, optional=self._optional)
+                columns = {name: plain(values) for name, values in data.items()}
                 ranks = self._share(rows, columns["n_tokens"])
                 with self._changed:
                     self._inbox.add(rows, columns, ranks)
@@ -110,4 +120,6 @@ class Collector:
 
 
 def plain(values: Any) -> list[Any]:
-    return values.tolist() if isinstance(values, Tensor) else list(values)
+    if isinstance(values, Tensor):
+        return values.tolist()
+    return [value.item() if isinstance(value, Tensor) else value for value in values]

@@ -10,31 +10,17 @@ from meshy.training.plan import MiniBatchPlan
 class TrainBatch:
     """Train `rows` by the plans, once for each epoch.
 
-    advantages: of every row, in order. learning_rates: of each optimiser step. version: of the batch; the weights that
-    rollout was given last.
+    rewards, advantages: of every row, in order. learning_rates: of each optimiser step. version: of the batch; the
+    weights that rollout was given last.
     """
 
     rows: Rows
+    rewards: tuple[float, ...]
     advantages: tuple[float, ...]
     plans: tuple[MiniBatchPlan, ...]
     epochs: int
     learning_rates: tuple[float, ...]
     version: int
-
-
-@dataclass(frozen=True)
-class FetchRows:
-    """Aside: begin to read the rows that are this rank's. ranks: of each row."""
-
-    rows: Rows
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ForgetRows:
-    """Aside: these will not be trained."""
-
-    uids: tuple[str, ...]
 
 
 @dataclass(frozen=True)

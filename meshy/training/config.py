@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
+from meshy.algorithms.kl_reward import KLInReward
+from meshy.algorithms.overlong import Overlong
+
 from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
+from meshy.training.terms import LossTerm
 from meshy.training.weights.choice import InFlight, hindrance
 
 LIVE_GATES = 16
@@ -27,13 +31,21 @@ class TrainerConfig(ServiceConfig):
         batch_size: samples (prompts x group size) between two publishes. mini_batches: optimiser steps that a batch is
         cut into. stream_minibatch: take each as soon as its rows are there, instead of the whole batch first; groups
         with the oldest tokens first, then in the order in which they were complete. epochs: how often the batch is
-        passed over. also_consumes: more columns of `train` to wait for, written by roles of one's own; per-token ones
-        reach the loss. max_staleness: the oldest weight version, counted back from the trained one, whose tokens may be
-        trained: groups with older ones are dropped and replaced; None: no bound but the window of rollout.
-        allow_filtered_sampling: train although top-p, top-k or min-p cut the distribution that was sampled from.
+        passed over. also_consumes: more columns of `train` to wait for, written by other roles; per-token ones reach
+        the loss and the token-level advantage, numbers of a sample its advantage. rewards: the columns that add up to a
+        sample's reward, each with its weight. overlong: what long responses lose of it. kl_in_reward: what each token
+        loses that a reference finds unlikely; token_advantage sees it. max_staleness: the oldest weight version,
+        counted back from the trained one, whose tokens may be trained: groups with older ones are dropped and replaced;
+        None: no bound but the window of rollout. allow_filtered_sampling: train although top-p, top-k or min-p cut the
+        distribution that was sampled from.
     How:
-        advantage, loss: import path (`module:function`) or callable, see `meshy.algorithms.interface`. clip_low,
-        clip_high, dual_clip, aggregation, aggregation_constant, loss_options: given to the loss. old_logprobs: the
+        advantage, token_advantage, loss: import path (`module:function`) or callable, see
+        `meshy.algorithms.interface`. advantage: of whole samples; None for 0. token_advantage: of their tokens, from
+        that one, the rewards and other columns; None for the sample's at each of its tokens. advantage_options,
+        token_advantage_options: their own. terms: added to the loss, each with a weight of its own. clip_low,
+        clip_high, dual_clip, aggregation, aggregation_constant: given to the loss and its terms; loss_options: to the
+        loss. frozen_batches: at the beginning, of which the policy learns nothing and is published as it is, while a
+        critic warms up. old_logprobs: the
         policy whose ratio is clipped: as the inference engine reported it ("rollout"), scored anew by the trainer
         before its first step ("recompute"), or estimated without that pass, between the engine's and the current ones
         by how many versions old each token is ("loglinear"). correction: off-policy weights and rejection.
@@ -74,10 +86,16 @@ class TrainerConfig(ServiceConfig):
     stream_minibatch: bool = False
     epochs: int = 1
     also_consumes: tuple[str, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=lambda: {"reward": 1.0})
+    overlong: Overlong | None = None
+    kl_in_reward: KLInReward | None = None
     max_staleness: int | None = None
     allow_filtered_sampling: bool = False
 
-    advantage: str | Callable[..., Any] = "meshy.algorithms.grpo:grpo_advantage"
+    advantage: str | Callable[..., Any] | None = "meshy.algorithms.grpo:grpo_advantage"
+    advantage_options: Mapping[str, Any] = field(default_factory=dict)
+    token_advantage: str | Callable[..., Any] | None = None
+    token_advantage_options: Mapping[str, Any] = field(default_factory=dict)
     loss: str | Callable[..., Any] = "meshy.algorithms.ppo_clip:ppo_clip_loss"
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -85,6 +103,8 @@ class TrainerConfig(ServiceConfig):
     aggregation: Aggregation = "token-mean"
     aggregation_constant: float | None = None
     loss_options: Mapping[str, Any] = field(default_factory=dict)
+    terms: tuple[LossTerm, ...] = ()
+    frozen_batches: int = 0
     old_logprobs: OldLogprobs = "rollout"
     correction: Correction = field(default_factory=Correction)
 
@@ -124,12 +144,21 @@ class TrainerConfig(ServiceConfig):
         return tuple(end - start for start, end in pairwise(edges))
 
     @property
+    def further_columns(self) -> tuple[str, ...]:
+        """Columns to wait for beside those that rollout always writes."""
+        always = {column.name for column in TRAIN_COLUMNS}
+        reference = () if self.kl_in_reward is None else (self.kl_in_reward.reference,)
+        return tuple(
+            name for name in dict.fromkeys((*self.also_consumes, *self.rewards, *reference)) if name not in always
+        )
+
+    @property
     def optimiser_steps_per_batch(self) -> int:
         return self.epochs * self.mini_batches
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         return (
-            Consumes(TRAIN, (*TRAIN_COLUMNS, *self.also_consumes), end=True),
+            Consumes(TRAIN, (*TRAIN_COLUMNS, *self.further_columns), end=True),
             Consumes(EVAL, EVAL_COLUMNS, end=True),
             Consumes(GEN_GATE, GATE_COLUMNS, end=True),
         )
@@ -152,6 +181,16 @@ class TrainerConfig(ServiceConfig):
             (self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "more than 1, or none"),
             (self.lr >= 0, "lr", self.lr, "0 or more"),
             (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
+            (self.frozen_batches >= 0, "frozen_batches", self.frozen_batches, "0 or more"),
+            (len(self.rewards) > 0, "rewards", dict(self.rewards), 'a column at least, such as {"reward": 1.0}'),
+            (
+                self.token_advantage is not None or not self.token_advantage_options,
+                "token_advantage", "none", "an estimator, since token_advantage_options are set",
+            ),
+            (
+                self.advantage is not None or not self.advantage_options,
+                "advantage", "none", "an estimator, since advantage_options are set",
+            ),
             (0 <= self.final_lr_factor <= 1, "final_lr_factor", self.final_lr_factor, "0 to 1"),
             (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),
             (self.eps > 0, "eps", self.eps, "more than 0"),
@@ -184,7 +223,19 @@ class TrainerConfig(ServiceConfig):
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
+        faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
+        faults += [] if self.overlong is None else self.overlong.faults(recipe.sampling.max_new_tokens)
+        if self.kl_in_reward is not None and self.token_advantage is None:
+            faults.append(
+                "kl_in_reward: an advantage of whole samples does not see the reward of a token; set token_advantage, "
+                "or take the KL into the loss, as one of `terms`"
+            )
         return faults + self._stream_faults(recipe) + self._sampling_faults(recipe) + self._publish_faults(recipe)
+
+    def preflight(self, recipe: Recipe) -> list[str]:
+        from meshy.training.preflight import function_faults
+
+        return function_faults(self)
 
     def _stream_faults(self, recipe: Recipe) -> list[str]:
         if not self.stream_minibatch or self.mini_batches < 1:

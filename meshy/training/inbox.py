@@ -22,7 +22,8 @@ class MisfitGroup(ValueError):
 
 @dataclass
 class Group:
-    """The rows of one prompt that have come, with LEADER_COLUMNS of each. ranks: who has been told to fetch it."""
+    """The rows of one prompt that have come, with LEADER_COLUMNS of each, and what else the leader reads. ranks: who
+    has been told to fetch it."""
 
     rows: list[Rows] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -67,8 +68,8 @@ class Inbox:
         return sum(group.size for group in (*self._open.values(), *self.groups.values()))
 
     def add(self, rows: Rows, columns: Mapping[str, Sequence[Any]], ranks: Sequence[int]) -> None:
-        """Rows with their LEADER_COLUMNS, as plain values, and the rank of each. MisfitGroup for one row more than its
-        group has."""
+        """Rows with their LEADER_COLUMNS, and whatever more, as plain values, and the rank of each. MisfitGroup for one
+        row more than its group has."""
         for i, name in enumerate(columns["group_id"]):
             if name in self.groups:
                 raise MisfitGroup(
@@ -78,8 +79,8 @@ class Inbox:
             group = self._open.setdefault(name, Group())
             group.rows.append(rows.select([i]))
             group.ranks.append(ranks[i])
-            for column, values in group.columns.items():
-                values.append(columns[column][i])
+            for column, values in columns.items():
+                group.columns.setdefault(column, []).append(values[i])
             if group.whole:
                 self.groups[name] = self._open.pop(name)
 

@@ -14,6 +14,8 @@ from meshy.algorithms.logprobs import token_logprobs
 from meshy.algorithms.off_policy import off_policy_factor
 from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
 from meshy.algorithms.proximal import loglinear_proximal, proximal_share
+from meshy.columns import Column
+from meshy.learning.named import Named
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
@@ -27,23 +29,34 @@ FRESH = ("mismatch_kl", "logprob_diff_mean", "ess")
 Loss = Callable[[LossInputs, LossConfig], LossOutput]
 
 
+@dataclass(frozen=True)
+class Term:
+    """A loss that is added to another, `weight` times. name: before its metrics."""
+
+    name: str
+    loss: Loss
+    config: LossConfig
+    weight: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Learner:
     """temperature: of sampling; logits are divided by it before log-probs are taken. micro_batch_tokens: what a plan
     may put into one forward pass. old_logprobs: of the policy whose ratio is clipped: the inference engine's
     ("rollout"), scored anew before the first step ("recompute"), or between the engine's and the current ones by the
-    age of each token ("loglinear", which reads the column `token_versions`). columns: per-token columns that samples
-    carry beside advantages and rollout log-probs, handed on to the loss."""
+    age of each token ("loglinear", which reads the column `token_versions`). terms: added to the loss. columns:
+    per-token columns that samples carry beside advantages and rollout log-probs, handed on to loss and terms."""
 
     engine: TitanEngine
     groups: ProcessGroups
     loss: Loss
     loss_config: LossConfig
+    terms: tuple[Term, ...] = ()
     temperature: float
     micro_batch_tokens: int
     old_logprobs: OldLogprobs = "rollout"
     correction: Correction = field(default_factory=Correction)
-    columns: tuple[str, ...] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -121,35 +134,49 @@ class Learner:
         return dict(zip(names, summed.tolist(), strict=True))
 
     def _micro_step(self, batch: MicroBatch, counts: GlobalCounts) -> dict[str, Tensor]:
-        logprobs, entropy = token_logprobs(self.engine.logits(batch), batch.targets, self.temperature)
+        logits = self.engine.logits(batch)
+        logprobs, entropy = token_logprobs(logits, batch.targets, self.temperature)
         current, rollout = logprobs.detach(), batch.columns[ROLLOUT_LOGPROBS]
         old = self._old_logprobs(batch, current)
         advantages, corrected = self._correct(batch, current, old)
-        output = self.loss(
-            LossInputs(
-                logprobs=logprobs,
-                old_logprobs=old,
-                rollout_logprobs=rollout,
-                advantages=advantages,
-                sequence=batch.sequence,
-                counts=counts,
-                columns={name: batch.columns[name] for name in self.columns},
-            ),
-            self.loss_config,
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            rollout_logprobs=rollout,
+            advantages=advantages,
+            sequence=batch.sequence,
+            counts=counts,
+            columns=Named({name: self._column(batch, column) for name, column in self.columns.items()}),
+            logits=logits,
+            temperature=self.temperature,
         )
+        output = self.loss(inputs, self.loss_config)
+        loss, said = output.loss, dict(output.metrics)
+        for term in self.terms:
+            more = term.loss(inputs, term.config)
+            loss = loss + term.weight * more.loss
+            said |= {f"{term.name}/{name}": value for name, value in more.metrics.items()}
         if torch.is_grad_enabled():
-            self.engine.backward(output.loss)
+            self.engine.backward(loss)
         ratio = (current - rollout).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         return {
-            "loss": output.loss.detach(),
+            "loss": loss.detach(),
             "entropy": entropy.sum(),
             "mismatch_kl": kl_estimate(rollout, current, "k3").sum(),
             "logprob_diff_mean": (current - rollout).abs().sum(),
             "ess/weight": ratio.sum(),
             "ess/weight_squared": ratio.square().sum(),
             **{f"correction/{name}": value for name, value in corrected.items()},
-            **output.metrics,
+            **said,
         }
+
+    @staticmethod
+    def _column(batch: MicroBatch, column: Column) -> Tensor:
+        """Of this type also where the micro-batch holds no token at all."""
+        values = batch.columns[column.name]
+        if len(values):
+            return values
+        return values.new_zeros((0, 0) if column.kind == "jagged2d" else (0,), dtype=getattr(torch, column.dtype))
 
     def _old_logprobs(self, batch: MicroBatch, current: Tensor) -> Tensor:
         rollout = batch.columns[ROLLOUT_LOGPROBS]

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshy.titan.sharing import MicroBatchPlan, even_out, micro_batches, spread
+from meshy.titan.sharing import MicroBatchPlan, cut_shares, even_out, spread
 
 FORWARD, FORWARD_AND_BACKWARD = 1, 3  # what they cost, relative to one another
 SCORED_OF = 8  # of so many samples without a gradient, one passes forward for the metrics
@@ -68,12 +68,7 @@ def plan_mini_batch(
         home = even_out({i: ranks[i] for i in samples}, costs, world_size)
 
     def cut(chosen: Sequence[int], least: int) -> tuple[tuple[MicroBatchPlan, ...], ...]:
-        shares: list[list[int]] = [[] for _ in range(world_size)]
-        for sample in chosen:
-            shares[home[sample]].append(sample)
-        batches = [micro_batches(share, lengths, tokens_per_micro_batch, packed) for share in shares]
-        most = max(least, *(len(some) for some in batches))
-        return tuple(tuple(some) + ((),) * (most - len(some)) for some in batches)
+        return cut_shares(chosen, home, lengths, world_size, tokens_per_micro_batch, packed, least)
 
     seen = sum(written[i] for i in scored)
     resting = set(idle).difference(scored)

@@ -6,20 +6,22 @@ from typing import Any
 
 import torch
 
-from meshy.algorithms.interface import AdvantageInputs
+from meshy.algorithms.interface import AdvantageInputs, AdvantageOutput
 from meshy.columns import EVAL, TRAIN
 from meshy.importing import load
+from meshy.learning.named import Named
+from meshy.learning.refine import Refiner, with_column
+from meshy.learning.rewards import RewardRule
 from meshy.observe.metrics import MetricsWriter
 from meshy.queue.errors import QueueTimeout
 from meshy.queue.rows import Rows
 from meshy.service import Context
+from meshy.spmd.fetch import Fetcher, FetchRows, ForgetRows
 from meshy.spmd.service import SpmdService
 from meshy.training.batch import RANK_COLUMNS, Batch, joined, samples_of, staleness
 from meshy.training.collect import Collector
 from meshy.training.commands import (
     ExpectWeights,
-    FetchRows,
-    ForgetRows,
     GiveWeights,
     ShelveWeights,
     StreamWeights,
@@ -27,9 +29,10 @@ from meshy.training.commands import (
     WriteWeights,
 )
 from meshy.training.config import TrainerConfig
-from meshy.training.fetch import Fetcher
+from meshy.training.further import Further
 from meshy.training.gates import Gates
 from meshy.training.inbox import Group, rows_of
+from meshy.training.learner import ADVANTAGES
 from meshy.training.plan import MiniBatchPlan, Shares, mini_batches, plan_mini_batch
 from meshy.training.publishing import Publishing
 from meshy.training.report import Times, parts_together, step_row
@@ -60,11 +63,11 @@ class TrainerService(SpmdService):
         from meshy.training.build import build_learner  # torchtitan: seconds to import, and its process group first
 
         contract = self.context.topology.contract.partition(TRAIN)
-        self.extra = tuple(
-            name for name in self.config.also_consumes if contract.columns[name].kind in ("jagged", "jagged2d")
-        )
-        self.fetcher = Fetcher(self.queue, (*RANK_COLUMNS, *self.extra))  # connects before anybody waits for us
         config, recipe = self.config, self.recipe
+        self.further = Further.of(config.further_columns, contract)
+        columns = (*RANK_COLUMNS, *self.further.tokens)
+        optional = self.further.optional.intersection(columns)
+        self.fetcher = Fetcher(self.queue, columns, tuple(optional))  # connects before anybody waits for us
         with self.gpu():
             self.learner = build_learner(
                 config,
@@ -74,8 +77,9 @@ class TrainerService(SpmdService):
                 seed=recipe.seed,
                 deterministic=recipe.deterministic,
                 groups=self.groups,
-                columns=self.extra,
+                columns=self.further.tokens,
             )
+        self.refiner = Refiner.of(config, self.groups)
         if self.rank == 0:
             served, stored = (
                 dtype_of(self.context.model_folder, dtype)
@@ -93,15 +97,8 @@ class TrainerService(SpmdService):
         raise TypeError(f"the trainer knows no command {type(command).__name__}")
 
     def aside(self, order: Any) -> None:
-        match order:
-            case FetchRows(rows, ranks):
-                assert self.fetcher is not None
-                mine = [i for i, rank in enumerate(ranks) if rank == self.rank]
-                if mine:
-                    self.fetcher.want(rows.select(mine))
-            case ForgetRows(uids):
-                assert self.fetcher is not None
-                self.fetcher.forget(uids)
+        assert self.fetcher is not None
+        self.fetcher.obey(order, self.rank)
 
     def _train(self, command: TrainBatch) -> dict[str, Any]:
         """Learn from this rank's rows, most of which have been read already; numbers over all ranks."""
@@ -112,13 +109,17 @@ class TrainerService(SpmdService):
         data = self.fetcher.get(rows)
         self.fetcher.forget(command.rows.uids)
         ages = staleness(rows, data, command.version, self.config.max_staleness)
-        samples = samples_of(rows, data, mine, command.advantages, self.extra)
+        samples = samples_of(rows, data, mine, command.advantages, self.further.tokens)
         read = time.time()
+        refined: dict[str, float] = {}
+        if self.config.token_advantage is not None:
+            tokens, refined = self.refiner.tokens(samples, command.rewards)
+            samples = with_column(samples, ADVANTAGES, tokens.advantages)
         learnt = self.learner.train(samples, command.plans, command.epochs, command.learning_rates, command.version)
         self.timeline.record("train", read, self.learner.engine.synchronize())
         worst = self.groups.max(torch.tensor([float(ages.max()) if ages.numel() else 0.0, read - began]).double())
         counts = self.groups.sum(torch.bincount(ages, minlength=int(worst[0]) + 1).double())
-        return {**learnt, "ages": counts.tolist(), "rank_queue": float(worst[1])}
+        return {**learnt, **refined, "ages": counts.tolist(), "rank_queue": float(worst[1])}
 
     def free_rank(self) -> None:
         self.learner.engine.free()
@@ -149,9 +150,14 @@ class TrainerService(SpmdService):
         self.dropped = 0  # samples, since the run began
         self._lost_before = 0  # what dropped groups told of groups that were lost before them, since the last step
         self.collector = Collector(
-            self.queue, share=self._share, meanwhile=self.publishing.meanwhile, dropped=self._drop
+            self.queue,
+            share=self._share,
+            meanwhile=self.publishing.meanwhile,
+            dropped=self._drop,
+            further=self.further,
+            rewards=RewardRule.of(config, self.recipe.sampling.max_new_tokens),
         )
-        self.advantage = load(config.advantage)
+        self.advantage = None if config.advantage is None else load(config.advantage)
         self.publishing.start()
         self._open_gate(0)
         self.doing = "waiting for the first evaluation"
@@ -218,14 +224,20 @@ class TrainerService(SpmdService):
 
     def _learn(self, batch: Batch, part: int) -> dict[str, Any]:
         """Train a batch, or one part of it that is a mini-batch of its own."""
-        inputs = AdvantageInputs(rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids)
-        advantages = self.advantage(inputs)
         config = self.config
+        inputs = AdvantageInputs(
+            rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids, columns=Named(batch.columns)
+        )
+        if self.advantage is None:
+            advantages = AdvantageOutput(advantages=torch.zeros_like(batch.rewards))
+        else:
+            advantages = self.advantage(inputs, **config.advantage_options)
         without_gradient = []
-        if getattr(self.learner.loss, "vanishes_at_zero_advantage", False):
+        if self.advantage_is_all and getattr(self.learner.loss, "vanishes_at_zero_advantage", False):
             without_gradient = (advantages.advantages == 0).nonzero().flatten().tolist()
         command = TrainBatch(
             rows=batch.rows,
+            rewards=tuple(batch.rewards.tolist()),
             advantages=tuple(advantages.advantages.tolist()),
             plans=self._plans(batch, without_gradient),
             epochs=config.epochs,
@@ -233,6 +245,11 @@ class TrainerService(SpmdService):
             version=self.step,
         )
         return {**self.command(command), **advantages.metrics}
+
+    @property
+    def advantage_is_all(self) -> bool:
+        """Nothing but a sample's own advantage says what is learnt from it."""
+        return self.config.token_advantage is None and not self.config.terms
 
     def _plans(self, batch: Batch, without_gradient: Sequence[int]) -> tuple[MiniBatchPlan, ...]:
         """The batch's mini-batches; a single one keeps the order of the data, several are drawn at random."""
@@ -258,6 +275,8 @@ class TrainerService(SpmdService):
     def _learning_rates(self, part: int) -> tuple[float, ...]:
         config, count = self.config, self.config.optimiser_steps_per_batch
         steps = [part] if config.stream_minibatch else range(count)
+        if self.step < config.frozen_batches:
+            return tuple(0.0 for _ in steps)
         return tuple(
             learning_rate(
                 self.step * count + i,

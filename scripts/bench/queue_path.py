@@ -41,10 +41,10 @@ from meshy.queue.local import local_queue
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.spmd.crew import Crew
+from meshy.spmd.fetch import Fetcher, FetchRows
 from meshy.training.batch import RANK_COLUMNS
 from meshy.training.collect import Collector
-from meshy.training.commands import FetchRows, TrainBatch
-from meshy.training.fetch import Fetcher
+from meshy.training.commands import TrainBatch
 from meshy.training.plan import Shares, plan_mini_batch
 
 HOST = "127.0.0.1"
@@ -130,7 +130,7 @@ class Rank:
                 packed=True,
                 ranks=batch.ranks,
             )
-            self.command(TrainBatch(batch.rows, (0.0,) * count, (plan,), 1, (0.0,), version))
+            self.command(TrainBatch(batch.rows, (0.0,) * count, (0.0,) * count, (plan,), 1, (0.0,), version))
             self.queue.clear(batch.rows)
             self.pipe.send("cleared")
         self.crew.send(None)

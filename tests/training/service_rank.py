@@ -33,9 +33,10 @@ from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.recipe import Recipe, Sampling, ServiceConfig, ServiceGroup
 from meshy.service.context import Context
+from meshy.spmd.fetch import FetchRows
 from meshy.topology import Gpu, Topology, derive_topology
 from meshy.training.build import build_learner
-from meshy.training.commands import FetchRows, TrainBatch
+from meshy.training.commands import TrainBatch
 from meshy.training.config import TrainerConfig
 from meshy.training.service import TrainerService
 

@@ -13,9 +13,9 @@ from meshy.generation.transport import Transport
 from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.rows import Rows
 from meshy.service import Context, Service
+from meshy.spmd.fetch import Fetcher
 from meshy.training.batch import RANK_COLUMNS, Batch, joined, staleness
 from meshy.training.collect import Collector
-from meshy.training.fetch import Fetcher
 from meshy.training.gates import Gates
 from meshy.training.inbox import Group, rows_of
 from meshy.training.report import ages_row

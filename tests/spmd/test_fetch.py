@@ -13,9 +13,9 @@ import torch
 from meshy.queue.errors import QueueUnreachable, StaleRows
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
+from meshy.spmd.fetch import Fetcher
 from meshy.training.batch import RANK_COLUMNS
 from meshy.training.collect import Collector
-from meshy.training.fetch import Fetcher
 from tests.training.queues import train_queue
 
 SECONDS = 20.0

@@ -1,9 +1,10 @@
-"""A rank's own rows, read as soon as it is known that it will train them, while it is busy with others."""
+"""A rank's own rows, read as soon as it is known that it will work on them, while it is busy with others."""
 
 import logging
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshy.queue.client import WATCHDOG_SECONDS
@@ -11,14 +12,33 @@ from meshy.queue.errors import StaleRows
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 
-log = logging.getLogger("meshy.training")
+log = logging.getLogger("meshy.spmd")
+
+
+@dataclass(frozen=True)
+class FetchRows:
+    """Aside: begin to read the rows that are this rank's. ranks: of each row."""
+
+    rows: Rows
+    ranks: tuple[int, ...]
+
+    def of(self, rank: int) -> Rows:
+        return self.rows.select([i for i, owner in enumerate(self.ranks) if owner == rank])
+
+
+@dataclass(frozen=True)
+class ForgetRows:
+    """Aside: nobody will work on these."""
+
+    uids: tuple[str, ...]
 
 
 class Fetcher:
-    """columns: those that are read. `want`, `forget` and `close` may be called from any thread, `get` from one."""
+    """columns: those that are read. optional: of these, the ones that a row may lack; it has None there. `want`,
+    `forget` and `close` may be called from any thread, `get` from one."""
 
-    def __init__(self, client: QueueClient, columns: Sequence[str]) -> None:
-        self._client, self._columns = client, tuple(columns)
+    def __init__(self, client: QueueClient, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
+        self._client, self._columns, self._optional = client, tuple(columns), tuple(optional)
         self._orders: queue.SimpleQueue[Rows | None] = queue.SimpleQueue()
         self._there: dict[str, dict[str, Any]] = {}  # by uid
         self._coming: set[str] = set()  # uids that somebody reads or will
@@ -52,12 +72,21 @@ class Fetcher:
                 late = [i for i in missing if rows.uids[i] not in self._coming]
                 self._coming.update(rows.uids[i] for i in late)
                 if not late and not self._changed.wait(WATCHDOG_SECONDS):
-                    log.warning("%d of %d rows to be trained have not been read yet", len(missing), len(rows))
+                    log.warning("%d of %d rows have not been read yet", len(missing), len(rows))
             if late:
                 self._read_now(rows.select(late))
 
+    def obey(self, order: FetchRows | ForgetRows, rank: int) -> None:
+        """An order that the leader told aside, on this rank."""
+        match order:
+            case FetchRows():
+                if mine := order.of(rank):
+                    self.want(mine)
+            case ForgetRows(uids):
+                self.forget(uids)
+
     def forget(self, uids: Iterable[str]) -> None:
-        """They are trained, or will not be."""
+        """They are done, or nobody will work on them."""
         with self._changed:
             for uid in uids:
                 self._there.pop(uid, None)
@@ -77,7 +106,7 @@ class Fetcher:
             raise
 
     def _read(self, rows: Rows) -> None:
-        data = self._client.read(rows, self._columns)
+        data = self._client.read(rows, self._columns, optional=self._optional)
         with self._changed:
             for i, uid in enumerate(rows.uids):
                 if uid in self._coming:  # and not forgotten meanwhile

@@ -1,0 +1,38 @@
+"""From the columns of a sample to its reward: the same for whoever trains the policy and whoever trains a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from meshy.algorithms.overlong import Overlong, penalty
+
+LENGTH = "n_written"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardRule:
+    """weights: of the columns that add up to the reward; a row that lacks one (NaN) has 0 of it. overlong: what long
+    responses lose. max_length: tokens that a response can have."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"reward": 1.0})
+    overlong: Overlong | None = None
+    max_length: int = 0
+
+    @classmethod
+    def of(cls, trainer: Any, max_length: int) -> RewardRule:
+        """trainer: the configuration of whoever trains the policy."""
+        return cls(weights=trainer.rewards, overlong=trainer.overlong, max_length=max_length)
+
+    def rewards(self, columns: Mapping[str, Float[Tensor, " samples"]]) -> Float[Tensor, " samples"]:
+        """columns: those of `weights`, and the tokens that the policy wrote (`n_written`)."""
+        parts = [weight * columns[name].float().nan_to_num(0.0) for name, weight in self.weights.items()]
+        rewards = torch.stack(parts).sum(0)
+        if self.overlong is not None:
+            rewards = rewards + penalty(columns[LENGTH].float(), self.max_length, self.overlong)
+        return rewards

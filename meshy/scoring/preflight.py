@@ -1,0 +1,91 @@
+"""What is wrong with a model that scores, as seen from the host on which it will run, before anything is spawned.
+Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshy.models import ModelError, folder_faults, model_folder, read_config
+from meshy.recipe import Recipe
+from meshy.scoring.config import ModelOptions, TeacherConfig
+from meshy.scoring.tokenizers import (
+    TokenMapError,
+    first_difference,
+    load_token_map,
+    token_map_faults,
+    tokens_by_id,
+)
+
+
+def model_faults(config: ModelOptions, recipe: Recipe) -> list[str]:
+    """Whether the model can be had, is whole, and takes rows of the run's length."""
+    if config.model is None:
+        return []  # it is the run's own
+    try:
+        folder = model_folder(config.model)
+        faults = [f"model: {fault}" for fault in folder_faults(folder)]
+        longest = read_config(folder).get("max_position_embeddings", recipe.context_length) if not faults else 0
+    except ModelError as error:
+        return [f"model: {error}"]
+    if not faults and longest < recipe.context_length:
+        faults.append(
+            f"model: {folder} takes rows of {longest} tokens, but context_length is {recipe.context_length}; lower that"
+        )
+    return faults
+
+
+def teacher_faults(config: TeacherConfig, recipe: Recipe) -> list[str]:
+    """Every fault of a teacher or a reference."""
+    faults = model_faults(config, recipe)
+    try:
+        policy = model_folder(recipe.model)
+        own = policy if config.model is None else model_folder(config.model)
+        sizes = vocabulary_size(policy), vocabulary_size(own)
+    except ModelError:
+        return faults  # it has been said, by the ignitor or above
+    if faults:
+        return faults
+    return _size_faults(config, *sizes) + _tokenizer_faults(config, policy, own, *sizes)
+
+
+def vocabulary_size(folder: Path) -> int:
+    """Ids that the model has an embedding for. Raises ModelError."""
+    config: dict[str, Any] = read_config(folder)
+    return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
+
+
+def _size_faults(config: TeacherConfig, policy_vocab: int, own_vocab: int) -> list[str]:
+    faults = []
+    least = min(policy_vocab, own_vocab)
+    if "topk" in config.scores and config.k > least:
+        faults.append(f"k: expected at most {least}, the size of the vocabulary, got {config.k}")
+    if "vocabulary" in config.scores and policy_vocab != own_vocab and config.token_map is None:
+        faults.append(
+            f"scores: 'vocabulary' needs one vocabulary for both, but the policy's has {policy_vocab} entries and this "
+            f"model's {own_vocab}; take topk or candidates, or give a token_map"
+        )
+    return faults
+
+
+def _tokenizer_faults(config: TeacherConfig, policy: Path, own: Path, policy_vocab: int, own_vocab: int) -> list[str]:
+    if config.token_map is not None:
+        try:
+            entries = load_token_map(config.token_map, policy, own)
+        except TokenMapError as error:
+            return [f"token_map: {error}"]
+        return token_map_faults(entries, policy_vocab, own_vocab)
+    if own == policy:
+        return []
+    differs = first_difference(tokens_by_id(policy), tokens_by_id(own))
+    if differs is None:
+        return []
+    id, theirs, ours = differs
+    return [
+        f"model: its tokenizer is not the policy's: id {id} is {_told(theirs)} in {policy} and {_told(ours)} in {own}; "
+        "take a model of the same tokenizer, or give a token_map from the policy's ids to this model's"
+    ]
+
+
+def _told(token: str | None) -> str:
+    return "no token" if token is None else repr(token)

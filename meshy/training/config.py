@@ -77,8 +77,8 @@ class TrainerConfig(ServiceConfig):
     max_staleness: int | None = None
     allow_filtered_sampling: bool = False
 
-    advantage: str | Callable[..., Any] = "meshy.algorithms.grpo:grpo_advantage"
-    loss: str | Callable[..., Any] = "meshy.algorithms.ppo_clip:ppo_clip_loss"
+    advantage: str | Callable[..., Any] = "meshy.algorithms.advantages.grpo:grpo_advantage"
+    loss: str | Callable[..., Any] = "meshy.algorithms.losses.ppo_clip:ppo_clip_loss"
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None

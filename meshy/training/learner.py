@@ -12,8 +12,8 @@ from meshy.algorithms.interface import GlobalCounts, LossConfig, LossInputs, Los
 from meshy.algorithms.kl import kl_estimate
 from meshy.algorithms.logprobs import token_logprobs
 from meshy.algorithms.off_policy import off_policy_factor
-from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
 from meshy.algorithms.proximal import loglinear_proximal, proximal_share
+from meshy.algorithms.ratios import bounded_ratio
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
@@ -139,7 +139,7 @@ class Learner:
         )
         if torch.is_grad_enabled():
             self.engine.backward(output.loss)
-        ratio = (current - rollout).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        ratio = bounded_ratio((current - rollout).double())
         return {
             "loss": output.loss.detach(),
             "entropy": entropy.sum(),

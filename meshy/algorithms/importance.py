@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from meshy.algorithms.correction import Action, Level
-from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
+from meshy.algorithms.ratios import bounded_ratio
 from meshy.algorithms.sequences import sequence_max, sequence_mean, sequence_sum
 
 
@@ -34,7 +34,7 @@ def importance_ratios(
             log_ratio = sequence_mean(log_ratio, sequence)[sequence]
         case _:
             raise ValueError(f"unknown level {level!r} of importance weights; choose token, sequence or geometric")
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return bounded_ratio(log_ratio)
 
 
 def bounded_weights(

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 LossFunction = TypeVar("LossFunction", bound=Callable[..., Any])
+Estimator = TypeVar("Estimator", bound=Callable[..., Any])
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -136,6 +137,15 @@ class LossOutput:
 
     loss: Float[Tensor, ""]
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def per_token(estimator: Estimator) -> Estimator:
+    """Says of an estimator that it is given the tokens of samples (`TokenInputs`), after the sample-level one, if any.
+
+    The trainer runs it on every rank, on the samples that the rank has.
+    """
+    estimator.per_token = True  # type: ignore[attr-defined]
+    return estimator
 
 
 def vanishes_at_zero_advantage(loss: LossFunction) -> LossFunction:

@@ -92,11 +92,11 @@ class TrainerConfig(ServiceConfig):
     max_staleness: int | None = None
     allow_filtered_sampling: bool = False
 
-    advantage: str | Callable[..., Any] | None = "meshy.algorithms.grpo:grpo_advantage"
+    advantage: str | Callable[..., Any] | None = "meshy.algorithms.advantages.grpo:grpo_advantage"
     advantage_options: Mapping[str, Any] = field(default_factory=dict)
     token_advantage: str | Callable[..., Any] | None = None
     token_advantage_options: Mapping[str, Any] = field(default_factory=dict)
-    loss: str | Callable[..., Any] = "meshy.algorithms.ppo_clip:ppo_clip_loss"
+    loss: str | Callable[..., Any] = "meshy.algorithms.losses.ppo_clip:ppo_clip_loss"
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None

@@ -12,8 +12,8 @@ from meshy.algorithms.interface import GlobalCounts, LossConfig, LossInputs, Los
 from meshy.algorithms.kl import kl_estimate
 from meshy.algorithms.logprobs import token_logprobs
 from meshy.algorithms.off_policy import off_policy_factor
-from meshy.algorithms.ppo_clip import MAX_LOG_RATIO
 from meshy.algorithms.proximal import loglinear_proximal, proximal_share
+from meshy.algorithms.ratios import bounded_ratio
 from meshy.columns import Column
 from meshy.learning.named import Named
 from meshy.spmd.groups import ProcessGroups
@@ -158,7 +158,7 @@ class Learner:
             said |= {f"{term.name}/{name}": value for name, value in more.metrics.items()}
         if torch.is_grad_enabled():
             self.engine.backward(loss)
-        ratio = (current - rollout).double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        ratio = bounded_ratio((current - rollout).double())
         return {
             "loss": loss.detach(),
             "entropy": entropy.sum(),

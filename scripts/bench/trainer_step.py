@@ -21,7 +21,7 @@ def run_rank(rank: int, world: int, port: int, repeat: int) -> None:
     import torch
 
     from meshy.algorithms.interface import LossConfig
-    from meshy.algorithms.ppo_clip import ppo_clip_loss
+    from meshy.algorithms.losses.ppo_clip import ppo_clip_loss
     from meshy.spmd.groups import Place, ProcessGroups
     from meshy.titan.engine import EngineConfig, TitanEngine
     from meshy.titan.micro_batch import Sample

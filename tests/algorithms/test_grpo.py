@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from meshy.algorithms.grpo import grpo_advantage
+from meshy.algorithms.advantages.grpo import grpo_advantage
 from meshy.algorithms.interface import AdvantageInputs
 from tests.algorithms.golden_cases import case, cases, close, f64, group_numbers
 

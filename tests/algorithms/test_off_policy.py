@@ -8,8 +8,8 @@ import torch
 from meshy.algorithms.correction import Correction
 from meshy.algorithms.importance import bounded_weights, importance_ratios
 from meshy.algorithms.interface import LossConfig, LossInputs
+from meshy.algorithms.losses.ppo_clip import ppo_clip_loss, ppo_clip_token_loss
 from meshy.algorithms.off_policy import off_policy_factor
-from meshy.algorithms.ppo_clip import ppo_clip_loss, ppo_clip_token_loss
 from tests.algorithms.golden_cases import cases, close, counts_of, flat
 
 ACTIONS = {"mask": "mask", "clamp": "truncate"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from meshy.algorithms.interface import GlobalCounts, LossConfig, LossInputs
-from meshy.algorithms.ppo_clip import ppo_clip_loss, ppo_clip_token_loss
+from meshy.algorithms.losses.ppo_clip import ppo_clip_loss, ppo_clip_token_loss
 from tests.algorithms.golden_cases import case, cases, close, f64
 
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from meshy.algorithms.correction import Correction
 from meshy.algorithms.interface import LossConfig
-from meshy.algorithms.ppo_clip import ppo_clip_loss
+from meshy.algorithms.losses.ppo_clip import ppo_clip_loss
 from meshy.spmd.groups import Place, ProcessGroups
 from meshy.titan.engine import AdamW, EngineConfig, TitanEngine
 from meshy.titan.micro_batch import Sample, pack, pad

@@ -1,15 +1,12 @@
 """The clipped loss of PPO (arXiv 1707.06347), with a bound of its own above (2503.14476) and dual clip (1912.09729)."""
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput, vanishes_at_zero_advantage
 from meshy.algorithms.kl import kl_estimate
-
-# exp() of a larger log-ratio overflows in fp32 once multiplied; so far off policy the exact value has no meaning.
-MAX_LOG_RATIO = 20.0
+from meshy.algorithms.ratios import bounded_ratio, clipped_surrogate
 
 
 @vanishes_at_zero_advantage
@@ -44,12 +41,5 @@ def ppo_clip_token_loss(
 
     With `dual_clip` = c, tokens of negative advantage are bounded by -A c as well. The log-ratio is clamped to +-20.
     """
-    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
-    plain = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(plain, bounded)
-    clipped = bounded > plain
-    if dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
-    return loss, clipped
+    ratio = bounded_ratio(logprobs - old_logprobs)
+    return clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

@@ -4,13 +4,16 @@ A partition of the queue is a set of rows with named columns. A role declares wh
 `derive_contract` joins the declarations of a whole run into one `Contract`, which every queue client checks itself
 against. A consumer sees a row when every column that it asked for is there.
 
+A row is of route r when the column `route.<r>` was written as the row was created. Readers of a route see its rows
+alone, and nobody waits for them, or for what they write, in other rows.
+
 This module is pure: it imports nothing heavy and does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from meshy.importing import nearest
@@ -47,6 +50,7 @@ class Consumes:
     consumer: the reader's name; the group's id where it is None. Each row goes to one replica of a reader, unless
         `per_replica`, where every replica is a reader of its own, named `<consumer>.<replica>`.
     end: this reader clears the rows. Every partition has exactly one such reader; the others acknowledge.
+    route: the name of a route; only its rows are for this reader.
     """
 
     partition: str
@@ -54,33 +58,47 @@ class Consumes:
     consumer: str | None = None
     end: bool = False
     per_replica: bool = False
+    route: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(column if isinstance(column, str) else column.name for column in self.columns)
+        """Of the columns that it waits for, that of its route included."""
+        names = (column if isinstance(column, str) else column.name for column in self.columns)
+        return tuple(dict.fromkeys((*names, *([] if self.route is None else [route_column(self.route)]))))
 
 
 @dataclass(frozen=True)
 class Produces:
     """Columns that a role writes: as new rows where `creates`, else into rows that are there.
 
-    route: two producers may share a column when both name different routes (only some rows are for each).
+    route: they are written only into rows of this route, which the role must consume. Two producers may share a column
+        when they name different routes.
+    shared: the columns are a ledger that several roles keep together: all of them may write it, and read it by looking
+        at rows, without consuming any.
     """
 
     partition: str
     columns: tuple[Column, ...]
     creates: bool = False
     route: str | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """A reader as the queue knows it: the columns that it waits for, acknowledgements included."""
+    """A reader as the queue knows it.
+
+    columns: what it waits for, acknowledgements included.
+    route: the column that says which rows are for it (one of `columns`); None: all are.
+    routed: column -> columns of routes; the column is waited for only in rows that have one of these.
+    """
 
     name: str
     group: str
     columns: tuple[str, ...]
     end: bool
+    route: str | None = None
+    routed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,13 @@ class Contract:
                 name: {
                     "columns": {c.name: [c.dtype, c.kind] for c in partition.columns.values()},
                     "consumers": {
-                        c.name: {"group": c.group, "columns": list(c.columns), "end": c.end}
+                        c.name: {
+                            "group": c.group,
+                            "columns": list(c.columns),
+                            "end": c.end,
+                            "route": c.route,
+                            "routed": {column: list(routes) for column, routes in c.routed.items()},
+                        }
                         for c in partition.consumers.values()
                     },
                     "writers": {group: list(names) for group, names in partition.writers.items()},
@@ -134,7 +158,14 @@ class Contract:
                     name=name,
                     columns={c: Column(c, dtype, kind) for c, (dtype, kind) in partition["columns"].items()},
                     consumers={
-                        c: Consumer(c, v["group"], tuple(v["columns"]), v["end"])
+                        c: Consumer(
+                            c,
+                            v["group"],
+                            tuple(v["columns"]),
+                            v["end"],
+                            v["route"],
+                            {column: tuple(routes) for column, routes in v["routed"].items()},
+                        )
                         for c, v in partition["consumers"].items()
                     },
                     writers={group: tuple(names) for group, names in partition["writers"].items()},
@@ -148,6 +179,11 @@ class Contract:
 def ack_column(consumer: str) -> str:
     """The column in which a reader that does not clear says that it is done with a row."""
     return f"ack.{consumer}"
+
+
+def route_column(route: str) -> str:
+    """The column whose presence says that a row is of this route."""
+    return f"route.{route}"
 
 
 @dataclass(frozen=True)
@@ -181,38 +217,37 @@ DEFAULT_LIVE_ROWS = 1024
 """Rows alive in a partition for which no role declares a bound."""
 
 
+_Producers = dict[str, list[tuple[str, Produces]]]
+"""Column -> the groups that write it, and how they declare it."""
+
+
 def _derive_partition(name: str, declarations: tuple[Declaration, ...], faults: list[str]) -> PartitionContract:
     columns: dict[str, Column] = {}
-    producer: dict[str, tuple[str, str | None]] = {}
+    producers: _Producers = {}
     writers: dict[str, list[str]] = {}
     for declaration in declarations:
         for produces in declaration.produces:
             if produces.partition != name:
                 continue
             for column in produces.columns:
-                _add_producer(name, column, declaration.group, produces.route, columns, producer, faults)
+                _add_producer(name, column, declaration.group, produces, columns, producers, faults)
                 writers.setdefault(declaration.group, []).append(column.name)
     consumers = _consumers(name, declarations, columns, faults)
-    ends = [consumer for consumer in consumers.values() if consumer.end]
-    if not ends:
-        who = ", ".join(sorted(writers)) or "nobody"
-        faults.append(
-            f"partition {name!r} (written by {who}) is cleared by nobody: its rows would pile up; "
-            "let one consumer declare it with end=True"
-        )
-    elif len(ends) > 1:
-        faults.append(
-            f"partition {name!r} has {len(ends)} end consumers ({', '.join(sorted(c.name for c in ends))}); "
-            "exactly one may clear its rows, the others acknowledge (end=False)"
-        )
+    _check_end(name, consumers, writers, faults)
+    for declaration in declarations:
+        _check_routes(name, declaration, columns, producers, faults)
+    _check_readers(name, consumers, producers, faults)
     acks = [ack_column(consumer.name) for consumer in consumers.values() if not consumer.end]
     for consumer in consumers.values():
         if not consumer.end:
             columns[ack_column(consumer.name)] = Column(ack_column(consumer.name), "int64")
             writers.setdefault(consumer.group, []).append(ack_column(consumer.name))
-    waiting = {
-        c.name: Consumer(c.name, c.group, (*c.columns, *(acks if c.end else ())), c.end) for c in consumers.values()
-    }
+    routed = _routed(consumers, producers)
+    waiting = {}
+    for c in consumers.values():
+        waits = (*c.columns, *(acks if c.end else ()))
+        only = {column: routed[column] for column in waits if column in routed and c.route not in routed[column]}
+        waiting[c.name] = replace(c, columns=waits, routed=only)
     return PartitionContract(
         name, columns, waiting, {group: tuple(dict.fromkeys(names)) for group, names in writers.items()}
     )
@@ -222,27 +257,36 @@ def _add_producer(
     partition: str,
     column: Column,
     group: str,
-    route: str | None,
+    produces: Produces,
     columns: dict[str, Column],
-    producer: dict[str, tuple[str, str | None]],
+    producers: _Producers,
     faults: list[str],
 ) -> None:
-    if column.name in columns:
-        other, other_route = producer[column.name]
-        known = columns[column.name]
-        if (known.dtype, known.kind) != (column.dtype, column.kind):
+    known = columns.setdefault(column.name, column)
+    others = producers.setdefault(column.name, [])
+    if (known.dtype, known.kind) != (column.dtype, column.kind):
+        faults.append(
+            f"{partition}.{column.name} has two types: {known.type} from {others[0][0]!r} and {column.type} from "
+            f"{group!r}; let both declare the same one"
+        )
+        return
+    for other_group, other in others:
+        if produces.shared and other.shared:
+            continue
+        if produces.route == other.route:
             faults.append(
-                f"{partition}.{column.name} has two types: {known.type} from {other!r} and {column.type} from "
-                f"{group!r}; let both declare the same one"
-            )
-        elif route is None or other_route is None or route == other_route:
-            faults.append(
-                f"{partition}.{column.name} has two producers, {other!r} and {group!r}; drop one, or give each a "
+                f"{partition}.{column.name} has two producers, {other_group!r} and {group!r}; drop one, or give each a "
                 "route of its own"
             )
-        return
-    columns[column.name] = column
-    producer[column.name] = (group, route)
+        elif produces.route is None or other.route is None:
+            plain, routed, route = (
+                (group, other_group, other.route) if produces.route is None else (other_group, group, produces.route)
+            )
+            faults.append(
+                f"{partition}.{column.name} has two producers, {routed!r} in rows of route {route!r} and {plain!r} in "
+                f"all rows; drop one, or give {plain!r} a route of its own"
+            )
+    others.append((group, produces))
 
 
 def _consumers(
@@ -256,6 +300,7 @@ def _consumers(
             base = consumes.consumer or declaration.group
             _check_columns(partition, base, consumes, columns, faults)
             names = [f"{base}.{i}" for i in range(declaration.replicas)] if consumes.per_replica else [base]
+            route = None if consumes.route is None else route_column(consumes.route)
             for name in names:
                 if name in consumers:
                     faults.append(
@@ -263,7 +308,7 @@ def _consumers(
                         f"{consumers[name].group!r} and {declaration.group!r}); each row would reach only one of "
                         "them: give one another `consumer` name"
                     )
-                consumers[name] = Consumer(name, declaration.group, consumes.names, consumes.end)
+                consumers[name] = Consumer(name, declaration.group, consumes.names, consumes.end, route)
     return consumers
 
 
@@ -283,6 +328,97 @@ def _check_columns(
                 f"{partition}.{name} has two types: {consumer!r} expects {wanted.type}, but it is produced as "
                 f"{produced.type}"
             )
+
+
+def _check_end(
+    partition: str, consumers: Mapping[str, Consumer], writers: Mapping[str, Sequence[str]], faults: list[str]
+) -> None:
+    ends = [consumer for consumer in consumers.values() if consumer.end]
+    if not ends:
+        who = ", ".join(sorted(writers)) or "nobody"
+        faults.append(
+            f"partition {partition!r} (written by {who}) is cleared by nobody: its rows would pile up; "
+            "let one consumer declare it with end=True"
+        )
+    elif len(ends) > 1:
+        faults.append(
+            f"partition {partition!r} has {len(ends)} end consumers ({', '.join(sorted(c.name for c in ends))}); "
+            "exactly one may clear its rows, the others acknowledge (end=False)"
+        )
+    faults += [
+        f"{end.name!r} clears partition {partition!r}, but only rows with {end.route}: the others would pile up; let "
+        "it read the rows of all routes"
+        for end in ends
+        if end.route is not None
+    ]
+
+
+def _check_routes(
+    partition: str,
+    declaration: Declaration,
+    columns: Mapping[str, Column],
+    producers: _Producers,
+    faults: list[str],
+) -> None:
+    group = declaration.group
+    routes = {c.route for c in declaration.consumes if c.partition == partition}
+    for route in sorted(route for route in routes if route is not None):
+        column = route_column(route)
+        if column not in columns:
+            faults.append(
+                f"{group!r} reads rows of route {route!r} in {partition!r}, but nothing produces {column}"
+                f"{nearest(column, columns)}; it would wait for ever: let the role that creates the rows write it, or "
+                "drop the route"
+            )
+        faults += [
+            f"{partition}.{column} is written by {writer!r}, which creates no rows there: others could take a row "
+            "before it is known to be of this route; let the role that creates the rows write it"
+            for writer, _ in producers.get(column, ())
+            if not _creates(writer, producers)
+        ]
+    for produces in declaration.produces:
+        if produces.partition != partition or produces.shared:
+            continue
+        names = ", ".join(f"{partition}.{column.name}" for column in produces.columns)
+        if produces.route is not None and produces.route not in routes:
+            faults.append(
+                f"{group!r} produces {names} for rows of route {produces.route!r}, which it does not read; let its "
+                f"Consumes of {partition!r} name route={produces.route!r} too, or drop the route"
+            )
+        elif produces.route is None and routes and None not in routes and not _creates(group, producers):
+            faults.append(
+                f"{group!r} produces {names} for all rows, but reads only those of route "
+                f"{', '.join(map(repr, sorted(map(str, routes))))}; name the route in its Produces too"
+            )
+
+
+def _check_readers(partition: str, consumers: Mapping[str, Consumer], producers: _Producers, faults: list[str]) -> None:
+    """What a role adds to the rows of others must be waited for by somebody."""
+    read = {column for consumer in consumers.values() for column in consumer.columns}
+    for column, sources in producers.items():
+        groups = [group for group, produces in sources if not produces.shared and not _creates(group, producers)]
+        if groups and column not in read:
+            faults.append(
+                f"{partition}.{column}, which {' and '.join(map(repr, groups))} would add to the rows of others, is "
+                "read by nobody: name it in the trainer's also_consumes, or drop the role"
+            )
+
+
+def _creates(group: str, producers: _Producers) -> bool:
+    """Whether a group creates rows of the partition."""
+    return any(writer == group and produces.creates for sources in producers.values() for writer, produces in sources)
+
+
+def _routed(consumers: Mapping[str, Consumer], producers: _Producers) -> dict[str, tuple[str, ...]]:
+    """Columns, acknowledgements included, that only rows of some routes will have -> the columns of these routes."""
+    routed: dict[str, tuple[str, ...]] = {
+        ack_column(c.name): (c.route,) for c in consumers.values() if c.route is not None
+    }
+    for column, sources in producers.items():
+        routes = [produces.route for _, produces in sources if produces.route is not None]
+        if len(routes) == len(sources):
+            routed[column] = tuple(sorted(map(route_column, routes)))
+    return routed
 
 
 # The built-in columns -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ties a process's life to its parent's, however the parent ends."""
+"""A process's life: which one of a service's it is, and that it ends when its parent does, however that ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ import time
 LIFE = "MESHY_LIFE"
 """The environment variable by which an ignitor tells one life of a service from the next."""
 
+FORMER_LIVES = "MESHY_FORMER_LIVES"
+"""The environment variable by which an ignitor tells a service of all its lives before this one, with commas between
+them: one may have died before it could finish with the one before it."""
+
 _PR_SET_PDEATHSIG = 1
+
+
+def own_life() -> str:
+    """The name of this life; empty outside of a run."""
+    return os.environ.get(LIFE, "")
+
+
+def former_lives() -> tuple[str, ...]:
+    return tuple(life for life in os.environ.get(FORMER_LIVES, "").split(",") if life)
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:

@@ -40,14 +40,10 @@ def ring_declarations(ring: str, replicas: Mapping[str, int]) -> Sequence[Declar
     and one of the present turn; the keeper clears all others."""
     partition = partition_of(ring)
 
-    def writes(group: str) -> tuple[Produces, ...]:
-        return (
-            Produces(partition, REQUEST, creates=True, route=group),
-            Produces(partition, (*GRANT, PRESSES, FREED), route=group),
-        )
-
+    asks = Produces(partition, REQUEST, creates=True, shared=True)
+    grants = Produces(partition, (*GRANT, PRESSES, FREED), shared=True)
     keeper = keeper_of(ring).rpartition(".")[0]
     return (
-        *(Declaration(group, count, (), writes(group), {partition: 3 * count}) for group, count in replicas.items()),
-        Declaration(keeper, 1, (Consumes(partition, ("uid",), end=True),), writes(keeper)[1:], {partition: SPARE_ROWS}),
+        *(Declaration(group, count, (), (asks, grants), {partition: 3 * count}) for group, count in replicas.items()),
+        Declaration(keeper, 1, (Consumes(partition, ("uid",), end=True),), (grants,), {partition: SPARE_ROWS}),
     )

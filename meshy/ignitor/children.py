@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from meshy.lifetime import LIFE
+from meshy.lifetime import FORMER_LIVES, LIFE
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
 @dataclass
 class Child:
     """One owned process. log_start: where its own words begin in its log, in bytes. life: a name for this process,
-    which the one that replaces it does not have."""
+    which the one that replaces it does not have. former: the lives of all that it replaces, one after the other."""
 
     name: str
     log: Path
@@ -41,6 +41,7 @@ class Child:
     environment: Mapping[str, str]
     log_start: int
     life: str
+    former: tuple[str, ...] = ()
 
     @property
     def how_it_ended(self) -> str:
@@ -64,8 +65,16 @@ class Children:
         self.all: list[Child] = []
         self.exits: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the watch loop puts other events there
 
-    def spawn(self, name: str, command: list[str], log_file: Path, environment: Mapping[str, str]) -> Child:
-        """Start `command` with its output in `log_file`, in a session of its own, to die with this process.
+    def spawn(
+        self,
+        name: str,
+        command: list[str],
+        log_file: Path,
+        environment: Mapping[str, str],
+        former: tuple[str, ...] = (),
+    ) -> Child:
+        """Start `command` with its output in `log_file`, in a session of its own, to die with this process. It is told
+        its life and its former ones.
 
         Must be called from the main thread: the kernel ties a child's life to the thread that made it.
         """
@@ -77,10 +86,15 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, "MESHY_PARENT": str(os.getpid()), LIFE: life},
+                env={
+                    **environment,
+                    "MESHY_PARENT": str(os.getpid()),
+                    LIFE: life,
+                    FORMER_LIVES: ",".join(former),
+                },
                 start_new_session=True,
             )
-        child = Child(name, log_file, process, command, environment, log_start, life)
+        child = Child(name, log_file, process, command, environment, log_start, life, former)
         self.all.append(child)
         threading.Thread(target=self._await_exit, args=(child,), name=f"watch-{name}", daemon=True).start()
         return child
@@ -101,7 +115,7 @@ class Children:
     def replace(self, dead: Child) -> Child:
         """Start `dead` again, which must be buried."""
         self.all.remove(dead)
-        return self.spawn(dead.name, dead.command, dead.log, dead.environment)
+        return self.spawn(dead.name, dead.command, dead.log, dead.environment, (*dead.former, dead.life))
 
     def kill_now(self) -> None:
         """SIGKILL to every session, without waiting."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from meshy.columns import Contract, ack_column
-from meshy.queue.codec import empty, pack, unpack
+from meshy.queue.codec import empty, pack, unpack, unpack_sparse
 from meshy.queue.doorbell import Doorbell
 from meshy.queue.endpoints import Endpoints
 from meshy.queue.errors import ColumnError, QueueClosed, QueueError, QueueTimeout, QueueUnreachable, Refused
@@ -36,15 +36,23 @@ class AsyncQueueClient:
     caller: `<group>.<replica>`, such as `rollout.1`; it says which columns may be written and which consumer takes.
     deadline: seconds within which the queue's processes must answer, else QueueUnreachable names the one that did not.
     life: of the calling process; once another has banished it, everything that this client asks for is Refused.
+    former: lives of dead processes that were this caller. They are banished before anything else is asked for.
 
     Every call may raise QueueUnreachable; what else it raises is said with it (see errors.py).
     """
 
     def __init__(
-        self, endpoints: Endpoints, contract: Contract, caller: str, deadline: float = 30.0, life: str = ""
+        self,
+        endpoints: Endpoints,
+        contract: Contract,
+        caller: str,
+        deadline: float = 30.0,
+        life: str = "",
+        former: Sequence[str] = (),
     ) -> None:
         self.rights = Rights(contract, caller)
         self._life = life
+        self._former = tuple(former)
         self.caller = caller
         self._endpoints = endpoints
         self._contract = contract
@@ -71,6 +79,8 @@ class AsyncQueueClient:
         if self._wire is None:
             self._wire = Wire(self._endpoints, self.caller, self._deadline, self._life)
             self._doorbell = Doorbell(self._endpoints, self._wire)
+        for life in self._former:
+            await self._wire.banish(sender_of(self.caller, life))
         theirs = (await self._wire.controller("hello"))["contract"]
         mine = self._contract.to_json()
         if theirs != mine:
@@ -177,15 +187,20 @@ class AsyncQueueClient:
         at_least: int = 1,
         at_most: int | None = None,
         timeout: float | None = None,
+        alive: int = 0,
     ) -> Rows:
-        """Wait for rows that are complete for the consumer, and take them: nobody else gets them under this name.
+        """Wait for rows that are complete for the consumer, and take them: nobody else gets them under this name,
+        unless this client's life is banished before they are acknowledged.
 
-        Returns as soon as `at_least` are there, oldest first, never more than `at_most`. timeout: seconds to wait (0:
-        only look), None for ever, with a line in the log every minute. Raises QueueTimeout naming what is missing.
+        Returns as soon as `at_least` are there, oldest first, never more than `at_most`. alive: wait, too, until the
+        partition holds so many rows, of whatever consumers, taken or not. timeout: seconds to wait (0: only look), None
+        for ever, with a line in the log every minute. Raises QueueTimeout naming what is missing.
         """
         name = self.rights.consumer(partition, consumer)
         if at_least < 1 or (at_most is not None and at_most < at_least):
             raise ValueError(f"take needs 1 <= at_least <= at_most, but got at_least={at_least}, at_most={at_most}")
+        if alive > self._contract.capacity[partition]:
+            raise ValueError(f"{partition!r} never holds alive={alive} rows, but {self._contract.capacity[partition]}")
         await self.connect()
         assert self._doorbell is not None
         if timeout != 0:
@@ -195,23 +210,23 @@ class AsyncQueueClient:
         warned = started
         while True:
             rung = self._doorbell.armed(partition)
-            rows = await self._try_take(partition, name, at_least, at_most)
+            rows = await self._try_take(partition, name, at_least, at_most, alive)
             if rows:
                 return rows
             waited = clock() - started
             if timeout is not None and waited >= timeout:
-                raise QueueTimeout(await self._waiting_for(partition, name, at_least, waited))
+                raise QueueTimeout(await self._waiting_for(partition, name, at_least, alive, waited))
             if clock() - warned >= WATCHDOG_SECONDS:
                 warned = clock()
-                logger.warning("%s", await self._waiting_for(partition, name, at_least, waited))
+                logger.warning("%s", await self._waiting_for(partition, name, at_least, alive, waited))
             pause = POLL_SECONDS if timeout is None else min(POLL_SECONDS, timeout - waited)
             await _wait(rung, pause)
 
-    async def _try_take(self, partition: str, consumer: str, at_least: int, at_most: int | None) -> Rows:
+    async def _try_take(self, partition: str, consumer: str, at_least: int, at_most: int | None, alive: int) -> Rows:
         """Look once. If we are cancelled while the answer is on its way, the rows go back."""
         wire = await self._wired()
-        look = wire.controller("take", partition=partition, consumer=consumer, at_least=at_least, at_most=at_most)
-        asked = asyncio.create_task(look)
+        wanted = {"at_least": at_least, "at_most": at_most, "alive": alive}
+        asked = asyncio.create_task(wire.controller("take", partition=partition, consumer=consumer, **wanted))
         try:
             answer = await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -225,39 +240,55 @@ class AsyncQueueClient:
             rows = {"indexes": answer["indexes"], "uids": answer["uids"]}
             await (await self._wired()).controller("give_back", partition=partition, consumer=consumer, **rows)
 
-    async def _waiting_for(self, partition: str, consumer: str, at_least: int, waited: float) -> str:
+    async def _waiting_for(self, partition: str, consumer: str, at_least: int, alive: int, waited: float) -> str:
         books = (await self.table())[partition]
         reader = books["consumers"][consumer]
+        route = self.rights.partition(partition).consumers[consumer].route
         missing = ", ".join(f"{column} in {rows}" for column, rows in reader["missing"].items())
-        if missing:
+        if books["rows"] < alive:
+            why = f"only {books['rows']} are alive"
+        elif missing:
             why = f"{reader['waiting']} rows are incomplete, missing {missing}"
         else:
-            why = f"nobody has put more rows ({books['rows']} alive, {reader['taken']} of them taken already)"
+            more = f"more rows with {route}" if route else "more rows"
+            why = f"nobody has put {more} ({books['rows']} alive, {reader['taken']} of them taken already)"
         return (
-            f"{self.caller}: {consumer!r} has waited {waited:.1f} s for {at_least} rows of {partition!r}; "
-            f"{reader['ready']} are ready; {why}"
+            f"{self.caller}: {consumer!r} has waited {waited:.1f} s for {at_least} rows of {partition!r}"
+            f"{f' while {alive} are alive' if alive else ''}; {reader['ready']} are ready; {why}"
         )
 
     # Reading and clearing ---------------------------------------------------------------------------------------------
 
     async def read(
-        self, rows: Rows, columns: Sequence[str] | None = None
+        self, rows: Rows, columns: Sequence[str] | None = None, optional: Sequence[str] = ()
     ) -> dict[str, list[Tensor] | Tensor | list[Any]]:
-        """The rows' columns; by default those that the consumer declared, without acknowledgements.
+        """The rows' columns; by default those that the consumer declared, without acknowledgements and its route; what
+        it waits for only in rows of some routes is optional then.
 
         Scalars: a 1-D tensor [n]; jagged: a list of n tensors [L]; jagged2d: of [L, K]; str and object: a list. Raises
         StaleRows if a row was cleared meanwhile, MissingColumn for a column that is not there yet.
+
+        optional: columns, of these or more, that rows may lack: always a list, with None for such rows; scalars are
+        Python numbers in it.
         """
         partition = self.rights.partition(rows.partition)
         if columns is None:
-            wanted = partition.columns if rows.consumer is None else partition.consumers[rows.consumer].columns
-            columns = [name for name in wanted if not name.startswith("ack.")]
-        self.rights.check_readable(rows.partition, columns)
-        if not rows or not columns:
-            return {name: empty(partition.columns[name]) for name in columns}
+            consumer = None if rows.consumer is None else partition.consumers[rows.consumer]
+            wanted = partition.columns if consumer is None else consumer.columns
+            route = None if consumer is None else consumer.route
+            columns = [name for name in wanted if not name.startswith("ack.") and name != route]
+            routed = () if consumer is None else consumer.routed
+            optional = [*optional, *(name for name in columns if name in routed)]
+        names = list(dict.fromkeys([*columns, *optional]))
+        self.rights.check_readable(rows.partition, names)
+        if not rows or not names:
+            return {name: [] if name in optional else empty(partition.columns[name]) for name in names}
+        required = [name for name in names if name not in optional]
         wire = await self._wired()
-        packed = await wire.get(rows.indexes, rows.uids, columns)
-        return {name: unpack(partition.columns[name], packed[name]) for name in columns}
+        packed, sparse = await wire.get(rows.indexes, rows.uids, required, [n for n in names if n in optional])
+        read: dict[str, Any] = {name: unpack(partition.columns[name], packed[name]) for name in required}
+        read |= {name: unpack_sparse(partition.columns[name], values) for name, values in sparse.items()}
+        return {name: read[name] for name in names}
 
     async def clear(self, rows: Rows, unless: str | None = None) -> None:
         """Delete rows that this caller's end consumer took, and whose memory and indexes are free again.
@@ -303,7 +334,8 @@ class AsyncQueueClient:
         ]
 
     async def banish(self, caller: str, life: str) -> None:
-        """That client's process has ended: nothing that it had sent, and is still on its way, is done any more."""
+        """That client's process has ended: nothing that it had sent, and is still on its way, is done any more, and
+        rows that it took without acknowledging them can be taken again."""
         await (await self._wired()).banish(sender_of(caller, life))
 
     async def table(self) -> dict[str, Any]:

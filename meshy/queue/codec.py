@@ -206,6 +206,22 @@ def unpack(column: Column, packed: Packed) -> Tensor | list[Any]:
     return packed.values
 
 
+def unpack_sparse(column: Column, rows: Sequence[Any]) -> list[Any]:
+    """What `read` returns for a column that rows may lack: rows as `Packed.rows` gives them or None, unpacked one by
+    one; scalars are Python numbers."""
+    there = [row for row in rows if row is not None]
+    if not there:
+        return list(rows)
+    packed = join(there)
+    if packed.sizes is not None:
+        unpacked = iter(packed.rows())  # views of what `join` has just copied
+    elif isinstance(packed.values, Tensor):
+        unpacked = iter(packed.values.tolist())
+    else:
+        unpacked = iter(unpack(column, packed))
+    return [None if row is None else next(unpacked) for row in rows]
+
+
 def empty(column: Column) -> Tensor | list[Any]:
     """What `read` returns for no rows."""
     if column.kind != "scalar" or column.dtype in ("str", "object"):

@@ -37,6 +37,9 @@ OPERATIONS = (
     "table",
 )
 
+SIGNED = ("reserve", "take")
+"""Operations that are told who sent them: what they give to a sender is taken back when it is banished."""
+
 
 class Controller(_controller.TransferQueueController):
     """Serves the partitions of `contract` from construction on."""
@@ -82,6 +85,8 @@ class Controller(_controller.TransferQueueController):
                 raise banished(request_msg.sender_id)
             if operation not in OPERATIONS:
                 raise Refused(f"{request_msg.request_type} is not served; use meshy.queue.client")
+            if operation in SIGNED:
+                body["sender"] = request_msg.sender_id
             with self.lock:
                 answer = getattr(self, operation)(**body)
         except QueueError as error:
@@ -98,7 +103,7 @@ class Controller(_controller.TransferQueueController):
         self.bell.send(topic(name))
         return {}
 
-    def reserve(self, partition: str, uids: list[str]) -> dict[str, Any]:
+    def reserve(self, partition: str, uids: list[str], sender: str) -> dict[str, Any]:
         """Row indexes for new rows, and the serial number under which they may be created."""
         ledger, now = self._ledger(partition), time.monotonic()
         lapsed = ledger.lapsed(now)
@@ -108,7 +113,7 @@ class Controller(_controller.TransferQueueController):
         indexes = self.index_manager.allocate_indexes(partition, count=len(uids))
         ledger.status.global_indexes.update(indexes)
         ledger.status.ensure_samples_capacity(max(indexes) + 1)
-        ledger.reserve(indexes, uids, now)
+        ledger.reserve(indexes, uids, now, sender)
         self._serial += 1
         return {"indexes": indexes, "serial": self._serial}
 
@@ -133,11 +138,14 @@ class Controller(_controller.TransferQueueController):
             raise QueueError(f"TransferQueue did not record columns {columns} of {len(indexes)} rows of {partition!r}")
         for index in indexes:
             ledger.reserved.pop(index, None)
+        ledger.acknowledged(indexes, columns)
         self.bell.send(topic(partition))
         return {}
 
-    def take(self, partition: str, consumer: str, at_least: int, at_most: int | None) -> dict[str, Any]:
-        return self._ledger(partition).take(consumer, at_least, at_most)._asdict()
+    def take(
+        self, partition: str, consumer: str, at_least: int, at_most: int | None, sender: str, alive: int = 0
+    ) -> dict[str, Any]:
+        return self._ledger(partition).take(consumer, at_least, at_most, alive, sender)._asdict()
 
     def give_back(self, partition: str, consumer: str, indexes: list[int], uids: list[str]) -> dict[str, Any]:
         self._ledger(partition).give_back(consumer, indexes, uids)
@@ -162,8 +170,13 @@ class Controller(_controller.TransferQueueController):
         return self._ledger(partition).look()
 
     def banish(self, sender: str) -> dict[str, Any]:
-        """From now on nothing is done for this sender, whatever of it is still on its way."""
+        """From now on nothing is done for this sender, whatever of it is still on its way, and others get what it had:
+        rows that it took and did not acknowledge, and the uids of rows that it was about to write."""
         self._banished.add(sender)
+        for name, ledger in self.ledgers.items():
+            self._strike(ledger, ledger.reserved_by(sender))
+            if ledger.return_from(sender):
+                self.bell.send(topic(name))
         return {}
 
     def table(self) -> dict[str, Any]:

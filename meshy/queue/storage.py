@@ -102,19 +102,27 @@ class FencedStorageUnit(_simple_storage.SimpleStorageUnit):
         self.storage_data.put_data({name: column.rows() for name, column in packed.items()}, global_indexes)
         return {}
 
-    def _get(self, global_indexes: list[int], uids: list[str], fields: list[str]) -> dict[str, Any]:
+    def _get(
+        self, global_indexes: list[int], uids: list[str], fields: list[str], optional: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """optional: fields that some of the rows may lack; the answer says at which positions they are `there`."""
         self._fence(global_indexes, uids, "read")
-        columns = {}
+        columns, there = {}, {}
         for field in fields:
             rows = self.storage_data.field_data.get(field, {})
             lacking = [uid for index, uid in zip(global_indexes, uids, strict=True) if index not in rows]
             if lacking:
                 raise MissingColumn(
                     f"column {field!r} has not been written into {len(lacking)} of {len(uids)} rows, such as "
-                    f"{lacking[0]!r}; read columns that the consumer waits for"
+                    f"{lacking[0]!r}; read columns that the consumer waits for, or as optional"
                 )
             columns[field] = join([rows[index] for index in global_indexes]).wire()
-        return {"columns": columns}
+        for field in optional:
+            rows = self.storage_data.field_data.get(field, {})
+            there[field] = [position for position, index in enumerate(global_indexes) if index in rows]
+            if there[field]:
+                columns[field] = join([rows[global_indexes[position]] for position in there[field]]).wire()
+        return {"columns": columns, "there": there}
 
     def _clear(self, global_indexes: list[int], uids: list[str], banish: str | None = None) -> dict[str, Any]:
         """banish: a sender for whom nothing is done from now on, whatever of it is still on its way."""

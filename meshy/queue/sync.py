@@ -26,8 +26,16 @@ class QueueClient:
     cancelled; `close` from another thread makes calls that are waiting raise QueueClosed.
     """
 
-    def __init__(self, endpoints: Endpoints, contract: Contract, caller: str, deadline: float = 30.0) -> None:
-        self._client = AsyncQueueClient(endpoints, contract, caller, deadline)
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        contract: Contract,
+        caller: str,
+        deadline: float = 30.0,
+        life: str = "",
+        former: Sequence[str] = (),
+    ) -> None:
+        self._client = AsyncQueueClient(endpoints, contract, caller, deadline, life, former)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"queue client {caller}", daemon=True)
         self._thread.start()
@@ -57,11 +65,14 @@ class QueueClient:
         at_least: int = 1,
         at_most: int | None = None,
         timeout: float | None = None,
+        alive: int = 0,
     ) -> Rows:
-        return self._run(self._client.take(partition, consumer, at_least, at_most, timeout))
+        return self._run(self._client.take(partition, consumer, at_least, at_most, timeout, alive))
 
-    def read(self, rows: Rows, columns: Sequence[str] | None = None) -> dict[str, list[Tensor] | Tensor | list[Any]]:
-        return self._run(self._client.read(rows, columns))
+    def read(
+        self, rows: Rows, columns: Sequence[str] | None = None, optional: Sequence[str] = ()
+    ) -> dict[str, list[Tensor] | Tensor | list[Any]]:
+        return self._run(self._client.read(rows, columns, optional))
 
     def clear(self, rows: Rows) -> None:
         self._run(self._client.clear(rows))

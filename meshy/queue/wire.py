@@ -110,12 +110,22 @@ class Wire:
 
         await self._scatter(MessageType.PUT_DATA, "put", indexes, uids, share)
 
-    async def get(self, indexes: Sequence[int], uids: Sequence[str], columns: Sequence[str]) -> dict[str, Packed]:
-        answers = await self._scatter(MessageType.GET_DATA, "read", indexes, uids, lambda _: {"fields": list(columns)})
+    async def get(
+        self, indexes: Sequence[int], uids: Sequence[str], columns: Sequence[str], optional: Sequence[str] = ()
+    ) -> tuple[dict[str, Packed], dict[str, list[Any]]]:
+        """The columns; and of each optional one its rows, as `Packed.rows` gives them, None where a row lacks it."""
+        wanted = {"fields": list(columns), "optional": list(optional)}
+        answers = await self._scatter(MessageType.GET_DATA, "read", indexes, uids, lambda _: wanted)
+        routes = self._routes(indexes) if optional or len(answers) > 1 else {}
+        sparse: dict[str, list[Any]] = {name: [None] * len(indexes) for name in optional}
+        for unit, answer in answers.items():
+            for name, positions in answer["there"].items():
+                found = from_wire(answer["columns"][name]).rows() if positions else []
+                for position, row in zip(positions, found, strict=True):
+                    sparse[name][routes[unit][position]] = row
         if len(answers) == 1:
             (answer,) = answers.values()
-            return {name: from_wire(column) for name, column in answer["columns"].items()}
-        routes = self._routes(indexes)
+            return {name: from_wire(answer["columns"][name]) for name in columns}, sparse
         packed = {}
         for name in columns:
             rows: list[Any] = [None] * len(indexes)
@@ -123,7 +133,7 @@ class Wire:
                 for position, row in zip(routes[unit], from_wire(answer["columns"][name]).rows(), strict=True):
                     rows[position] = row
             packed[name] = join(rows)
-        return packed
+        return packed, sparse
 
     async def clear(self, indexes: Sequence[int], uids: Sequence[str]) -> None:
         await self._scatter(MessageType.CLEAR_DATA, "clear", indexes, uids, lambda _: {})
@@ -132,10 +142,9 @@ class Wire:
         """When it returns, nothing of that sender's is done any more, by any process of the queue."""
         body: dict[str, Any] = {"global_indexes": [], "uids": [], "banish": sender}
         units = range(len(self.endpoints.storage))
-        await asyncio.gather(
-            self.controller("banish", sender=sender),
-            *(self._request(storage_role(u), MessageType.CLEAR_DATA, "banish", body) for u in units),
-        )
+        await asyncio.gather(*(self._request(storage_role(u), MessageType.CLEAR_DATA, "banish", body) for u in units))
+        # Last, for it gives the sender's rows to others, into whose work no storage unit may write any more.
+        await self.controller("banish", sender=sender)
 
     async def ping_storage(self) -> None:
         """Raise unless every storage unit answers to its name."""

@@ -13,6 +13,7 @@ from meshy.columns import EVAL, GEN_GATE, TRAIN
 from meshy.data.order import DataOrder
 from meshy.generation import GenerationClient
 from meshy.importing import load
+from meshy.lifetime import former_lives, own_life
 from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.rows import Rows
@@ -96,7 +97,13 @@ class RolloutService(Service):
         self.pool = RewardPool(
             config.reward or self.task.reward, workers=config.reward_workers, deadline=config.reward_deadline
         )
-        self.rows = AsyncQueueClient(context.endpoints, context.topology.contract, context.replica.name)
+        self.rows = AsyncQueueClient(
+            context.endpoints,
+            context.topology.contract,
+            context.replica.name,
+            life=own_life(),
+            former=former_lives(),
+        )
         self._closing = [self.pool, self.rows]
         await asyncio.gather(self.pool.start(), self.rows.connect())
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from meshy.lifetime import former_lives, own_life
 from meshy.observe.timeline import Timeline
 from meshy.service.context import Context
 
@@ -89,10 +90,17 @@ class Service:
 
     @cached_property
     def queue(self) -> QueueClient:
-        """The client of the queue, which knows this role's declared columns. Connects when first used."""
+        """The client of the queue, which knows this role's declared columns. Connects when first used; what a former
+        life of this process had taken and not finished is given to whoever asks next then."""
         from meshy.queue.sync import QueueClient
 
-        return QueueClient(self.context.endpoints, self.context.topology.contract, self.context.replica.name)
+        return QueueClient(
+            self.context.endpoints,
+            self.context.topology.contract,
+            self.context.replica.name,
+            life=own_life(),
+            former=former_lives(),
+        )
 
     @cached_property
     def device(self) -> torch.device:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
+from meshy.colocation.columns import ring_declarations
 from meshy.columns import (
     TRAIN_COLUMNS,
     UID,
@@ -11,6 +15,7 @@ from meshy.columns import (
     Declaration,
     Produces,
     derive_contract,
+    route_column,
 )
 
 SCORE = Column("score", "float32")
@@ -22,7 +27,14 @@ def trainer(*also: Column | str, end: bool = True, name: str = "trainer") -> Dec
 
 
 def scorer(group: str = "scorer", column: Column = SCORE, route: str | None = None) -> Declaration:
-    return Declaration(group, 1, (Consumes("train", ("tokens",)),), (Produces("train", (column,), route=route),))
+    consumes = Consumes("train", ("tokens",), route=route)
+    return Declaration(group, 1, (consumes,), (Produces("train", (column,), route=route),))
+
+
+def writer(*routes: str) -> Declaration:
+    """A writer of rows, some of which are of a route."""
+    columns = tuple(Column(route_column(route), "bool") for route in routes)
+    return Declaration("rollout", 1, (), (Produces("train", (*TRAIN_COLUMNS, *columns), creates=True),))
 
 
 def faults(*declarations: Declaration) -> list[str]:
@@ -56,10 +68,98 @@ def test_a_consumed_column_needs_a_producer() -> None:
 def test_a_column_has_one_producer_unless_routes_part_them() -> None:
     two = (WRITER, scorer("a"), scorer("b"), trainer(SCORE))
     assert any("train.score has two producers, 'a' and 'b'" in fault for fault in faults(*two))
-    apart = (WRITER, scorer("a", route="math"), scorer("b", route="code"), trainer(SCORE))
+    routed = writer("math", "code")
+    apart = (routed, scorer("a", route="math"), scorer("b", route="code"), trainer(SCORE))
     assert faults(*apart) == []
-    same = (WRITER, scorer("a", route="math"), scorer("b", route="math"), trainer(SCORE))
-    assert any("two producers" in fault for fault in faults(*same))
+    same = (routed, scorer("a", route="math"), scorer("c", route="code"), scorer("b", route="math"), trainer(SCORE))
+    assert any("two producers, 'a' and 'b'; drop one, or give each a route" in fault for fault in faults(*same))
+    for mixed in ((scorer("a", route="math"), scorer("b")), (scorer("b"), scorer("a", route="math"))):
+        assert faults(routed, *mixed, trainer(SCORE)) == [
+            "train.score has two producers, 'a' in rows of route 'math' and 'b' in all rows; drop one, or give 'b' a "
+            "route of its own"
+        ]
+
+
+def test_a_ledger_may_be_written_by_several_and_is_not_consumed() -> None:
+    declarations = [*ring_declarations("one", {"trainer": 1, "inference": 2}), WRITER, trainer()]
+    assert faults(*declarations) == []
+    alone = Declaration("other", 1, (), (Produces("colocate.one", (Column("reason", "str"),)),))
+    assert any(
+        "colocate.one.reason has two producers, 'trainer' and 'other'" in f for f in faults(*declarations, alone)
+    )
+
+
+# Routes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_of_a_route_waits_for_its_column_and_others_wait_only_in_its_rows() -> None:
+    logger = Declaration("logger", 1, (Consumes("train", ("uid", "score")),), ())
+    math, code = scorer("a", route="math"), scorer("b", route="code")
+    contract, found = derive_contract([writer("math", "code"), math, code, logger, trainer(SCORE)])
+    assert found == []
+    train = contract.partition("train")
+    assert train.consumers["a"].columns == ("tokens", "route.math")
+    assert train.consumers["a"].route == "route.math" and train.consumers["a"].routed == {}
+    both = ("route.code", "route.math")
+    assert train.consumers["logger"].routed == {"score": both}
+    assert train.end_consumer.route is None
+    assert train.end_consumer.routed == {"score": both, "ack.a": ("route.math",), "ack.b": ("route.code",)}
+    assert train.end_consumer.columns[-4:] == ("score", "ack.a", "ack.b", "ack.logger")
+
+
+def test_a_reader_of_a_route_waits_in_each_of_its_rows_for_what_is_written_there() -> None:
+    critic = scorer("critic", Column("value", "float32"), route="math")
+    chained = Declaration("judge", 1, (Consumes("train", ("value",), route="math"),), ())
+    contract, found = derive_contract([writer("math"), critic, chained, trainer("value")])
+    assert found == []
+    assert contract.partition("train").consumers["judge"].routed == {}
+
+
+def test_every_replica_of_a_route_acknowledges_its_rows_alone() -> None:
+    readers = Declaration("logger", 2, (Consumes("train", ("uid",), per_replica=True, route="math"),), ())
+    contract, found = derive_contract([writer("math"), readers, trainer()])
+    assert found == []
+    routed = contract.partition("train").end_consumer.routed
+    assert routed == {"ack.logger.0": ("route.math",), "ack.logger.1": ("route.math",)}
+
+
+def test_a_route_must_be_written_by_whoever_creates_the_rows() -> None:
+    (unknown,) = faults(writer("math"), scorer(route="maths"), trainer(SCORE))
+    assert "'scorer' reads rows of route 'maths' in 'train', but nothing produces route.maths (did you mean" in unknown
+    labels = Column("route.math", "bool")
+    late = Declaration("labeller", 1, (Consumes("train", ("tokens",)),), (Produces("train", (labels,)),))
+    (too_late,) = faults(WRITER, late, scorer(route="math"), trainer(SCORE))
+    assert "train.route.math is written by 'labeller', which creates no rows there" in too_late
+
+
+def test_a_role_reads_the_rows_into_which_it_writes() -> None:
+    column = (Column("score", "float32"),)
+    reads, writes = Consumes("train", ("tokens",)), Produces("train", column)
+    astray = Declaration("s", 1, (replace(reads, route="math"),), (replace(writes, route="code"),))
+    (fault,) = faults(writer("math", "code"), astray, trainer(SCORE))
+    assert "'s' produces train.score for rows of route 'code', which it does not read" in fault
+    everywhere = Declaration("s", 1, (replace(reads, route="math"),), (writes,))
+    (fault,) = faults(writer("math"), everywhere, trainer(SCORE))
+    assert "'s' produces train.score for all rows, but reads only those of route 'math'; name the route" in fault
+    two_readers = replace(everywhere, consumes=(*everywhere.consumes, replace(reads, consumer="all")))
+    assert faults(writer("math"), two_readers, trainer(SCORE)) == []
+
+
+def test_the_end_consumer_reads_all_rows() -> None:
+    only = Declaration("trainer", 1, (Consumes("train", ("uid",), end=True, route="math"),), ())
+    (fault,) = faults(writer("math"), only)
+    assert "'trainer' clears partition 'train', but only rows with route.math: the others would pile up" in fault
+
+
+def test_what_a_role_adds_to_rows_is_read_by_somebody() -> None:
+    (fault,) = faults(WRITER, scorer(), trainer())
+    assert fault == (
+        "train.score, which 'scorer' would add to the rows of others, is read by nobody: name it in the trainer's "
+        "also_consumes, or drop the role"
+    )
+    logger = Declaration("logger", 1, (Consumes("train", ("uid", "score")),), ())
+    assert faults(WRITER, scorer(), logger, trainer()) == []
+    assert faults(writer("math"), trainer()) == []  # whoever creates rows may write more than is read
 
 
 def test_a_column_has_one_type() -> None:
@@ -79,7 +179,8 @@ def test_two_readers_of_one_name_are_refused() -> None:
 
 
 def test_the_contract_survives_json() -> None:
-    contract, _ = derive_contract([WRITER, scorer(), trainer(SCORE)])
-    again = Contract.from_json(contract.to_json())
+    contract, _ = derive_contract([writer("math"), scorer(route="math"), trainer(SCORE)])
+    again = Contract.from_json(json.loads(json.dumps(contract.to_json())))
     assert again.to_json() == contract.to_json()
+    assert again.partition("train").consumers == contract.partition("train").consumers
     assert again.partition("train").end_consumer == contract.partition("train").end_consumer

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from meshy.columns import TOKENS, UID, Column, Consumes, Produces
+from meshy.lifetime import former_lives
 from meshy.recipe import Recipe, ServiceConfig, ServiceGroup
 from meshy.service import Service
 
@@ -28,7 +29,10 @@ class WriterConfig(ServiceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerConfig(ServiceConfig):
+    """dies: by SIGKILL in its first life, with rows in its hands."""
+
     service: ClassVar[str] = "tests.ignitor.roles:Scorer"
+    dies: bool = False
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         return (Consumes("train", (TOKENS,)),)
@@ -67,6 +71,8 @@ class Scorer(Service):
         scored = 0
         while scored < ROWS:
             rows = self.queue.take("train", timeout=60)
+            if self.config.dies and not former_lives():
+                os.kill(os.getpid(), signal.SIGKILL)
             tokens = self.queue.read(rows, ["tokens"])["tokens"]
             self.queue.write(rows, {"length": [float(len(row)) for row in tokens]})
             scored += len(rows)

@@ -9,6 +9,7 @@ import pytest
 
 from meshy.ignitor.restarts import FORGIVEN_AFTER, LONGEST_WAIT, Restarts
 from meshy.service.exits import FAILED_TO_START
+from tests.ignitor.roles import ROWS
 from tests.launch import launched
 
 KILLED = -9
@@ -87,6 +88,14 @@ def test_a_killed_service_is_started_again_and_given_up_after_its_limit(tmp_path
     summary = json.loads((run.run_dir / "summary.json").read_text())
     assert summary["restarts"] == {"scorer.0": 1}
     assert summary["failure"]["service"] == "scorer.0"
+
+
+@pytest.mark.e2e
+def test_rows_that_a_killed_service_had_taken_are_given_to_its_next_life(tmp_path: Path) -> None:
+    with launched(tmp_path / "run", "scorer.dies=true", "scorer.max_restarts=1") as run:
+        run.wait_for_line("scorer.0 on 127.0.0.1: was killed by SIGKILL")
+        assert run.wait(60) == 0
+    assert json.loads((run.run_dir / "seen.txt").read_text()) == [float(i + 1) for i in range(ROWS)]
 
 
 @pytest.mark.prove

@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from meshy.columns import Column, Consumes, Contract, Declaration, Produces, derive_contract
+from meshy.columns import Column, Consumes, Contract, Declaration, Produces, derive_contract, route_column
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.queue.sync import QueueClient
 
@@ -30,23 +30,47 @@ COLUMNS = (
     Column("info", "object", "object"),
 )
 SCORE = Column("score", "float32", "jagged")
-PARTITIONS = [f"rows{i}" for i in range(60)]
+PARTITIONS = [f"rows{i}" for i in range(90)]
+MIXED = [f"mixed{i}" for i in range(20)]
+"""Partitions with rows of two routes, and of none."""
+ROUTES = ("math", "code")
 CAPACITY = 64
 
 
 def declarations() -> list[Declaration]:
-    """A writer, a scorer that adds a column, a logger that only acknowledges, and a trainer that clears."""
+    """A writer, a scorer that adds a column, a logger that only acknowledges, and a trainer that clears. In some
+    partitions a teacher for each route stands in the scorer's place."""
 
-    def each(make: Callable[[str], Any]) -> tuple[Any, ...]:
-        return tuple(make(name) for name in PARTITIONS)
+    def each(make: Callable[[str], Any], partitions: list[str] = PARTITIONS) -> tuple[Any, ...]:
+        return tuple(make(name) for name in partitions)
 
+    routes = tuple(Column(route_column(route), "bool") for route in ROUTES)
     return [
         Declaration(
-            "writer", 2, (), each(lambda p: Produces(p, COLUMNS, creates=True)), dict.fromkeys(PARTITIONS, CAPACITY)
+            "writer",
+            2,
+            (),
+            each(lambda p: Produces(p, COLUMNS, creates=True))
+            + each(lambda p: Produces(p, (*COLUMNS, *routes), creates=True), MIXED),
+            dict.fromkeys((*PARTITIONS, *MIXED), CAPACITY),
+        ),
+        *(
+            Declaration(
+                route,
+                2,
+                each(lambda p, route=route: Consumes(p, ("uid", "tokens"), route=route), MIXED),
+                each(lambda p, route=route: Produces(p, (SCORE,), route=route), MIXED),
+            )
+            for route in ROUTES
         ),
         Declaration("scorer", 2, each(lambda p: Consumes(p, ("uid", "tokens"))), each(lambda p: Produces(p, (SCORE,)))),
-        Declaration("logger", 1, each(lambda p: Consumes(p, ("uid", "reward"))), ()),
-        Declaration("trainer", 1, each(lambda p: Consumes(p, ("uid", "tokens", "reward", "score"), end=True)), ()),
+        Declaration("logger", 1, each(lambda p: Consumes(p, ("uid", "reward")), PARTITIONS + MIXED), ()),
+        Declaration(
+            "trainer",
+            1,
+            each(lambda p: Consumes(p, ("uid", "tokens", "reward", "score"), end=True), PARTITIONS + MIXED),
+            (),
+        ),
         Declaration(
             "gatekeeper",
             1,
@@ -86,6 +110,9 @@ def clients(queue: LocalQueue, contract: Contract) -> Iterator[dict[str, QueueCl
         "gatekeeper.0",
         "walker.0",
         "walker.1",
+        "math.0",
+        "math.1",
+        "code.0",
     ]
     made = {caller: QueueClient(queue.endpoints, contract, caller, deadline=20.0) for caller in callers}
     yield made
@@ -101,6 +128,16 @@ def _names() -> Iterator[str]:
 @pytest.fixture
 def partition(_names: Iterator[str]) -> str:
     return next(_names)
+
+
+@pytest.fixture(scope="session")
+def _mixed_names() -> Iterator[str]:
+    return itertools.chain(MIXED)
+
+
+@pytest.fixture
+def mixed(_mixed_names: Iterator[str]) -> str:
+    return next(_mixed_names)
 
 
 @pytest.fixture
@@ -123,8 +160,8 @@ def trainer(clients: dict[str, QueueClient]) -> QueueClient:
     return clients["trainer.0"]
 
 
-def make_rows(uids: list[str], length: int = 5) -> dict[str, Any]:
-    """Values of every column; row i has `length + i` tokens."""
+def make_rows(uids: list[str], length: int = 5, route: str | None = None) -> dict[str, Any]:
+    """Values of every column; row i has `length + i` tokens. route: of all rows."""
     lengths = [length + i for i in range(len(uids))]
     return {
         "uid": uids,
@@ -138,6 +175,7 @@ def make_rows(uids: list[str], length: int = 5) -> dict[str, Any]:
         "truncated": [i % 2 == 0 for i in range(len(uids))],
         "half": torch.arange(len(uids)).bfloat16(),
         "info": [{"turn": (i, None), "set": {i}} for i in range(len(uids))],
+        **({} if route is None else {route_column(route): [True] * len(uids)}),
     }
 
 

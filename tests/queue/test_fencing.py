@@ -156,12 +156,13 @@ def test_a_client_with_another_contract_is_refused(queue, contract):
 def test_a_reservation_whose_producer_died_lapses_and_its_late_put_is_refused(contract):
     endpoints = free_endpoints()
     controller, unit = Controller(endpoints, contract), FencedStorageUnit(endpoints, 0)
-    dead = controller.reserve("rows0", ["dead"])
-    controller.ledgers["rows0"].reserved[dead["indexes"][0]] -= RESERVATION_SECONDS + 1
-    controller.reserve("rows1", ["x"])  # another partition's put frees nothing here
+    dead = controller.reserve("rows0", ["dead"], "writer.0")
+    ledger, index = controller.ledgers["rows0"], dead["indexes"][0]
+    ledger.reserved[index] = ledger.reserved[index]._replace(since=time.monotonic() - RESERVATION_SECONDS - 1)
+    controller.reserve("rows1", ["x"], "writer.0")  # another partition's put frees nothing here
     assert controller.table()["rows0"]["reserved"] == 1
-    live = controller.reserve("rows0", ["live"])
-    again = controller.reserve("rows0", ["dead"])  # its uid is free as well
+    live = controller.reserve("rows0", ["live"], "writer.1")
+    again = controller.reserve("rows0", ["dead"], "writer.1")  # its uid is free as well
     assert live["indexes"] == dead["indexes"]
     unit._put(live["indexes"], ["live"], {"uid": {"values": ["live"], "sizes": None}}, live["serial"])
     with pytest.raises(StaleRows, match="came too late"):
@@ -194,14 +195,17 @@ def test_thousands_of_rows_pass_through_few_places(contract):
     highest = 0
     for step in range(3000):
         uids = [f"{step}.{i}" for i in range(3)]
-        indexes = controller.reserve("gate", uids)["indexes"]
+        indexes = controller.reserve("gate", uids, "gatekeeper.0")["indexes"]
         highest = max(highest, *indexes)
-        controller.commit("gate", indexes, uids, ["uid", "step", "ack.walker.0", "ack.walker.1"])
-        taken = controller.take("gate", "gatekeeper", 1, None)
+        controller.commit("gate", indexes, uids, ["uid", "step"])
+        for walker in ("walker.0", "walker.1"):
+            controller.take("gate", walker, 3, None, walker)
+        controller.commit("gate", indexes, uids, ["ack.walker.0", "ack.walker.1"])
+        taken = controller.take("gate", "gatekeeper", 1, None, "gatekeeper.0")
         assert taken["uids"] == uids
         controller.mark_clearing_rows("gate", "gatekeeper", taken["indexes"], taken["uids"])
         controller.clear("gate", taken["indexes"], taken["uids"])
     assert highest < 6
-    assert not ledger.uids and not ledger._live and not ledger._order
+    assert not ledger.uids and not ledger._live and not ledger._order and not any(ledger._holders.values())
     assert controller.partitions["gate"].production_status.shape[0] <= 6
     print(f"{3000 / (time.monotonic() - started):.0f} cycles/s")

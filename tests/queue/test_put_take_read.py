@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from meshy.observe.ask import ask_json
+from meshy.queue.controller import Controller
 from meshy.queue.errors import ColumnError, DuplicateUid, MissingColumn, QueueFull, QueueTimeout, UnknownName
-from meshy.queue.local import LocalQueue
+from meshy.queue.local import LocalQueue, free_endpoints
 
 from .conftest import CAPACITY, COLUMNS, make_rows, scores
 
@@ -167,3 +168,35 @@ def test_one_client_serves_many_threads(writer, scorer, partition):
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(work, range(6)))
     assert len(scorer.take(partition, at_least=12)) == 12
+
+
+def test_a_take_may_wait_until_the_partition_is_filled(writer, scorer, logger, partition):
+    writer.put(partition, make_rows(["a", "b"]))
+    with pytest.raises(QueueTimeout, match=r"for 1 rows of .* while 4 are alive; 2 are ready; only 2 are alive"):
+        scorer.take(partition, timeout=0, alive=4)
+    logger.take(partition, at_least=2)  # rows count, taken or not
+    got = []
+    thread = threading.Thread(target=lambda: got.append(scorer.take(partition, at_most=3, alive=4)))
+    thread.start()
+    writer.put(partition, make_rows(["c"]))
+    writer.put(partition, make_rows(["d"]))
+    thread.join(20)
+    assert [list(rows) for rows in got] == [["a", "b", "c"]]
+    assert list(scorer.take(partition, timeout=0, alive=4)) == ["d"]
+    with pytest.raises(QueueTimeout, match=r"while 4 are alive; 0 are ready; nobody has put more rows \(4 alive, 4 of"):
+        scorer.take(partition, timeout=0, alive=4)
+    with pytest.raises(ValueError, match=f"never holds alive={CAPACITY + 1} rows, but {CAPACITY}"):
+        scorer.take(partition, alive=CAPACITY + 1)
+
+
+def test_rows_that_are_cleared_or_not_yet_written_do_not_fill_a_partition(contract):
+    controller = Controller(free_endpoints(), contract)
+    uids = ["a", "b"]
+    indexes = controller.reserve("gate", uids, "gatekeeper.0")["indexes"]
+    controller.reserve("gate", ["c"], "gatekeeper.0")
+    controller.commit("gate", indexes, uids, ["uid", "step", "ack.walker.0", "ack.walker.1"])
+    assert controller.take("gate", "walker.0", 1, None, "walker.0", alive=3)["uids"] == []
+    assert controller.take("gate", "gatekeeper", 1, 1, "gatekeeper.0", alive=2)["uids"] == ["a"]
+    controller.mark_clearing_rows("gate", "gatekeeper", indexes[:1], uids[:1])
+    assert controller.take("gate", "walker.0", 1, None, "walker.0", alive=2)["uids"] == []
+    assert controller.take("gate", "walker.0", 1, None, "walker.0", alive=1)["uids"] == ["b"]

@@ -449,6 +449,12 @@ LOST = Column("lost", "int64", doc="groups that gave no rows since the last one 
 T_SENT = Column("t_sent", "float64", doc="unix seconds when the group's generation was asked for")
 T_GENERATED = Column("t_generated", "float64", doc="unix seconds when the group was generated")
 T_REWARDED = Column("t_rewarded", "float64", doc="unix seconds when the group's rewards were known")
+STUDENT_TOPK_IDS = Column("student_topk_ids", "int32", "jagged2d", "the policy's likeliest tokens, [L, K]")
+STUDENT_TOPK_LOGPROBS = Column(
+    "student_topk_logprobs", "float32", "jagged2d",
+    "their log softmax(logits / temperature) when sampled, descending; no top-p, no top-k",
+)  # fmt: skip
+GREEDY_REWARD = Column("greedy_reward", "float32", doc="score of the greedy response to the row's prompt")
 
 TRAIN = "train"
 TRAIN_COLUMNS = (

@@ -12,7 +12,14 @@ from typing import Any
 
 from meshy.generation import commands
 from meshy.generation.balance import Balancer
-from meshy.generation.completion import Completion, GenerationError, check_tokens, read_answer, sampling_fields
+from meshy.generation.completion import (
+    Completion,
+    GenerationError,
+    check_candidates,
+    check_tokens,
+    read_answer,
+    sampling_fields,
+)
 from meshy.generation.control import Control
 from meshy.generation.keeper import Keeper
 from meshy.generation.own_time import OwnTime
@@ -81,6 +88,7 @@ class GenerationClient(Control):
         sampling: Sampling,
         *,
         seed: int | None = None,
+        candidates: int = 0,
         rid: str | None = None,
         key: str | None = None,
         first: bool = False,
@@ -91,13 +99,17 @@ class GenerationClient(Control):
         A part that was interrupted (aborted by a pause, or lost with its server) is taken up again from what is known
         to be written, on any replica, with as many tokens less to write; so is one that older weights wrote than were
         required when it was sent. seed: the same seed and tokens give the same continuation, also when it is resumed.
-        key: requests of one key go to one replica. first: it goes before those that wait for a place in a replica.
-        restart: see `restart_interrupted`; None: as the client was told. Raises GenerationError.
+        candidates: how many of the likeliest tokens are told for each written one. key: requests of one key go to one
+        replica. first: it goes before those that wait for a place in a replica. restart: see `restart_interrupted`;
+        None: as the client was told. Raises GenerationError.
         """
         if self.vocab_size is not None:
             check_tokens(tokens, self.vocab_size)
+            check_candidates(candidates, self.vocab_size)
         restart = self._restart if restart is None else restart
-        work = OwnTime(self._generate(list(tokens), sampling, seed, rid or uuid.uuid4().hex, key, first, restart))
+        work = OwnTime(
+            self._generate(list(tokens), sampling, seed, candidates, rid or uuid.uuid4().hex, key, first, restart)
+        )
         completion = await work
         self._own_seconds.append(work.seconds)
         return completion
@@ -118,6 +130,7 @@ class GenerationClient(Control):
         prompt: list[int],
         sampling: Sampling,
         seed: int | None,
+        candidates: int,
         rid: str,
         key: str | None,
         first: bool,
@@ -129,12 +142,14 @@ class GenerationClient(Control):
         trouble = "not sent yet"
         while True:
             most = sampling.max_new_tokens - len(completion.tokens)
-            body = {
+            body: dict[str, Any] = {
                 "input_ids": prompt + completion.tokens,
                 "sampling_params": sampling_fields(sampling, most, seed),
                 "return_logprob": True,
                 "rid": rid if attempt == 0 else f"{rid}-{attempt}",
             }
+            if candidates:
+                body["top_logprobs_num"] = candidates
             load = len(prompt) + sampling.max_new_tokens
             # What was begun goes on before others begin, or long responses would be overtaken at every update.
             url = await self._place(load, key, end, first or attempt > 0)
@@ -202,11 +217,11 @@ class GenerationClient(Control):
         except asyncio.CancelledError:
             self._abort_in_background(url, body["rid"])
             raise
-        return self._used(url, answer, body["sampling_params"]["max_new_tokens"], at_least)
+        return self._used(url, answer, body, at_least)
 
-    def _used(self, url: str, answer: Any, most: int, at_least: int) -> Completion:
+    def _used(self, url: str, answer: Any, body: dict[str, Any], at_least: int) -> Completion:
         """What an answer holds. Unavailable if it says that the replica cannot serve, or older weights wrote it."""
-        part = read_answer(answer, url, most)
+        part = read_answer(answer, url, body["sampling_params"]["max_new_tokens"], body.get("top_logprobs_num", 0))
         meta = answer["meta_info"]
         reason = meta["finish_reason"]
         if (reason.get("status_code") or 0) >= 500:

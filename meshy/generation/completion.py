@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshy.generation.candidates import Candidates, joined, read_candidates
 from meshy.recipe import Sampling
 
 
@@ -19,7 +20,8 @@ class Completion:
 
     logprobs: log softmax(logits / temperature) of each token, without top-p or top-k; greedy, of the unscaled logits.
     versions: the weight version that wrote each token. finish_reason: `stop`, `length` or `abort`.
-    replica: URL of the server that wrote the last part. parts: how many answers it took.
+    replica: URL of the server that wrote the last part. parts: how many answers it took. candidates: the likeliest
+    tokens in the place of each; None where they were not asked for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -29,6 +31,7 @@ class Completion:
     text: str = ""
     replica: str = ""
     parts: int = 0
+    candidates: Candidates | None = None
 
     def append(self, part: Completion) -> None:
         """Go on with another part, the last one so far."""
@@ -39,10 +42,14 @@ class Completion:
         self.text += part.text
         self.replica = part.replica
         self.parts += part.parts
+        if part.candidates is not None:
+            before = [] if self.candidates is None else [self.candidates]
+            self.candidates = joined([*before, part.candidates])
 
 
-def read_answer(answer: Mapping[str, Any], replica: str, most: int) -> Completion:
-    """One answer of `/generate`, which may hold `most` tokens. Raises GenerationError if it does not fit together."""
+def read_answer(answer: Mapping[str, Any], replica: str, most: int, candidates: int = 0) -> Completion:
+    """One answer of `/generate`, which may hold `most` tokens, with as many candidates each as were asked for. Raises
+    GenerationError if it does not fit together."""
     try:
         meta = answer["meta_info"]
         tokens: list[int] = answer["output_ids"]
@@ -55,7 +62,12 @@ def read_answer(answer: Mapping[str, Any], replica: str, most: int) -> Completio
             text=answer["text"],
             replica=replica,
             parts=1,
+            candidates=read_candidates(meta.get("output_top_logprobs"), len(tokens), candidates)
+            if candidates
+            else None,
         )
+    except ValueError as error:
+        raise GenerationError(f"{replica} gave {error} (top_logprobs_num was {candidates})") from error
     except (KeyError, TypeError, IndexError) as error:
         raise GenerationError(
             f"{replica} gave an answer that is not SGLang's ({type(error).__name__}: {error}): {str(answer)[:300]}"
@@ -106,6 +118,14 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         raise GenerationError(f"the prompt holds token id {bad}, but the model's vocabulary has {vocab_size} entries")
+
+
+def check_candidates(count: int, vocab_size: int) -> None:
+    """A server may die of being asked for more candidates than there are tokens. Raises GenerationError."""
+    if not 0 <= count <= vocab_size:
+        raise GenerationError(
+            f"{count} candidates for each token were asked for; the vocabulary has {vocab_size} entries"
+        )
 
 
 def sampling_fields(sampling: Sampling, max_new_tokens: int, seed: int | None) -> dict[str, Any]:

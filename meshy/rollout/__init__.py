@@ -5,6 +5,7 @@ preflight.py   what is wrong with the data, seen before anything is spawned     
 pacing.py      which position of the data order may be started now                   (pure)
 room.py        how much one replica may have in flight                               (pure)
 filters.py     which groups are worth training                                       (pure)
+routes.py      which of several roles a group's rows are for                         (pure)
 prompts.py     chat template and tokenizer: example -> token ids
 episode.py     the agent loop of one sample: token in, token out
 group.py       the samples of one prompt, generated and scored together

@@ -6,12 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
+from meshy.columns import (
+    EVAL,
+    EVAL_COLUMNS,
+    GATE_COLUMNS,
+    GEN_GATE,
+    GREEDY_REWARD,
+    STUDENT_TOPK_IDS,
+    STUDENT_TOPK_LOGPROBS,
+    TRAIN,
+    TRAIN_COLUMNS,
+    Column,
+    Consumes,
+    Produces,
+)
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
+from meshy.rollout.routes import column_of
 
 EVAL_ROWS = 64
 """Evaluations that may wait for the trainer at once."""
+
+DOMAIN = "meshy.rollout.routes:domain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +60,13 @@ class RolloutConfig(ServiceConfig):
     group_deadline: seconds for a group, from its first request to its last reward; then it is replaced. None: no bound.
     max_failed_groups: groups that may fail in a row before the run stops.
     chat_template_options: passed on to the chat template, for example {"enable_thinking": False}.
+    candidates: k > 0 writes the k likeliest tokens of the policy, and their log-probs, at every token that it wrote
+        (columns student_topk_ids, student_topk_logprobs), for a teacher to score.
+    routes: names of routes that rows may have: those of a group whose prompt has route r get the column `route.r`.
+        route_by: import path or callable, from an example to the name of its route, or None for none; the default
+        takes the example's info["domain"].
+    greedy_baseline: answer each prompt greedily once more; the reward of that answer is in column greedy_reward of the
+        group's rows, the baseline of ReMax (arXiv 2310.10505).
     allow_repeats: let a batch hold one prompt several times when the data are fewer than its prompts.
     log_trajectories: the share (0..1) of groups that are written to trajectories.jsonl.
     """
@@ -71,6 +94,10 @@ class RolloutConfig(ServiceConfig):
     group_deadline: float | None = None
     max_failed_groups: int = 32
     chat_template_options: Mapping[str, Any] = field(default_factory=dict)
+    candidates: int = 0
+    routes: tuple[str, ...] = ()
+    route_by: str | Callable[..., Any] = DOMAIN
+    greedy_baseline: bool = False
     allow_repeats: bool = False
     log_trajectories: float = 1.0
 
@@ -78,7 +105,13 @@ class RolloutConfig(ServiceConfig):
         return (Consumes(GEN_GATE, GATE_COLUMNS, per_replica=True),)
 
     def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
-        return (Produces(TRAIN, TRAIN_COLUMNS, creates=True), Produces(EVAL, EVAL_COLUMNS, creates=True))
+        columns = (*TRAIN_COLUMNS, *self._columns_by_choice())
+        return (Produces(TRAIN, columns, creates=True), Produces(EVAL, EVAL_COLUMNS, creates=True))
+
+    def _columns_by_choice(self) -> tuple[Column, ...]:
+        candidates = (STUDENT_TOPK_IDS, STUDENT_TOPK_LOGPROBS) if self.candidates > 0 else ()
+        baseline = (GREEDY_REWARD,) if self.greedy_baseline else ()
+        return (*candidates, *baseline, *map(column_of, self.routes))
 
     def live_rows(self, recipe: Recipe) -> dict[str, int]:
         # The trainer clears what is trained or dropped before the gate that lets more start.
@@ -88,7 +121,13 @@ class RolloutConfig(ServiceConfig):
     def prompts_per_batch(self, recipe: Recipe) -> int:
         return recipe.batch_size // self.group_size
 
+    @property
+    def responses_per_group(self) -> int:
+        """Those that are generated together; a greedy one is no row."""
+        return self.group_size + self.greedy_baseline
+
     def faults(self, recipe: Recipe) -> list[str]:
+        group = "group_size and the greedy response" if self.greedy_baseline else "group_size"
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (self.group_size >= 1, "group_size", self.group_size, "at least 1"),
             (self.window is None or self.window >= 1, "window", self.window, "at least 1 (lock step), or none"),
@@ -106,8 +145,8 @@ class RolloutConfig(ServiceConfig):
                 "eval_prompts", self.eval_prompts, "at least 1, or none for all",
             ),
             (
-                self.max_in_flight is None or self.max_in_flight >= self.group_size,
-                "max_in_flight", self.max_in_flight, f"at least group_size ({self.group_size}), or none",
+                self.max_in_flight is None or self.max_in_flight >= self.responses_per_group,
+                "max_in_flight", self.max_in_flight, f"at least {group} ({self.responses_per_group}), or none",
             ),
             (
                 self.max_in_flight_per_engine is None or self.max_in_flight_per_engine >= 1,
@@ -119,10 +158,20 @@ class RolloutConfig(ServiceConfig):
             ),
             (self.request_deadline > 0, "request_deadline", self.request_deadline, "more than 0 seconds"),
             (self.max_failed_groups >= 0, "max_failed_groups", self.max_failed_groups, "0 or more"),
+            (self.candidates >= 0, "candidates", self.candidates, "0 (none) or more"),
             (0 <= self.log_trajectories <= 1, "log_trajectories", self.log_trajectories, "a share from 0 to 1"),
         )  # fmt: skip
         faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
-        return faults + self._batch_faults(recipe) + self._pace_faults(recipe) + self._inference_faults(recipe)
+        faults += self._route_faults() + self._batch_faults(recipe)
+        return faults + self._pace_faults(recipe) + self._inference_faults(recipe)
+
+    def _route_faults(self) -> list[str]:
+        if not self.routes:
+            unused = "route_by: there are no routes for it to name; set routes, or leave route_by out"
+            return [] if self.route_by == DOMAIN else [unused]
+        if "" in self.routes or len(set(self.routes)) < len(self.routes):
+            return [f"routes: expected names that differ, got {', '.join(map(repr, self.routes))}"]
+        return []
 
     def _pace_faults(self, recipe: Recipe) -> list[str]:
         faults, bound = [], recipe.max_staleness

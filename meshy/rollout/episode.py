@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshy.generation import Completion
+from meshy.generation.candidates import Candidates, joined, spread
 
 Write = Callable[[list[int]], Awaitable[Completion]]
 """Has the policy go on from these tokens."""
@@ -17,13 +18,15 @@ Write = Callable[[list[int]], Awaitable[Completion]]
 
 @dataclass
 class Episode:
-    """All per-token lists have the length of `tokens`; they are 0 where `loss_mask` is false."""
+    """All per-token lists have the length of `tokens`; they are 0 where `loss_mask` is false. written_candidates: of
+    what the policy wrote, turn by turn, where they were asked for."""
 
     tokens: list[int]
     prompt_length: int
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    written_candidates: list[Candidates] = field(default_factory=list)
     n_turns: int = 0
     finish_reason: str = ""
 
@@ -46,12 +49,19 @@ class Episode:
         self.loss_mask.extend([True] * len(completion.tokens))
         self.logprobs.extend(completion.logprobs)
         self.versions.extend(completion.versions)
+        if completion.candidates is not None:
+            self.written_candidates.append(completion.candidates)
         self.n_turns += 1
         self.finish_reason = completion.finish_reason
 
     @property
     def response(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """Of all tokens, 0 where `loss_mask` is false; None where they were not asked for."""
+        return spread(joined(self.written_candidates), self.loss_mask) if self.written_candidates else None
 
     @property
     def written_versions(self) -> set[int]:

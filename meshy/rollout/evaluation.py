@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from meshy.recipe import Sampling
 from meshy.rollout.episode import Episode
-from meshy.rollout.group import GroupFailed, GroupMaker
+from meshy.rollout.group import GroupFailed, GroupMaker, greedy
 from meshy.rollout.prompts import PromptTokens
 from meshy.rollout.tasks import together
 
@@ -36,10 +35,6 @@ class Evaluation:
             "seconds": [self.seconds],
             "response_length_mean": [self.response_length_mean],
         }
-
-
-def greedy(sampling: Sampling) -> Sampling:
-    return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0)
 
 
 async def evaluate(maker: GroupMaker, prompts: PromptTokens, count: int | None, weight_version: int) -> Evaluation:

@@ -1,4 +1,5 @@
-"""What is wrong with a run's data, reward and filter, seen on the host before anything is spawned. Torch-free, quick.
+"""What is wrong with a run's data, reward, filter and routes, seen on the host before anything is spawned. Torch-free
+and quick.
 
 Prompts are counted here without the chat template, which would cost an import of transformers; the service counts
 exactly when it starts.
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshy.data.task import Example, Task
-from meshy.importing import ImportPathError, load, path_of
+from meshy.importing import ImportPathError, load, nearest, path_of
 from meshy.models import ModelError, model_folder
 from meshy.recipe import Recipe
-from meshy.rollout.prompts import longest
+from meshy.rollout.prompts import embedded_ids, longest
 
 if TYPE_CHECKING:
     from meshy.rollout.config import RolloutConfig
@@ -43,7 +44,7 @@ def load_task(recipe: Recipe) -> Task:
 
 
 def data_faults(config: RolloutConfig, recipe: Recipe) -> list[str]:
-    """Every fault of the data, the reward, the filter and the prompts' lengths."""
+    """Every fault of the data, the reward, the filter, the routes and the prompts' lengths."""
     try:
         task = load_task(recipe)
     except DataError as error:
@@ -54,7 +55,7 @@ def data_faults(config: RolloutConfig, recipe: Recipe) -> list[str]:
         faults += message_faults(task.name, split, examples)
     if faults:
         return faults
-    return overlap_faults(task) + _model_faults(recipe, task)
+    return route_faults(config, task) + overlap_faults(task) + _model_faults(config, recipe, task)
 
 
 def size_faults(config: RolloutConfig, recipe: Recipe, task: Task) -> list[str]:
@@ -126,6 +127,47 @@ def filter_faults(group_filter: str | Callable[..., Any] | None) -> list[str]:
     return []
 
 
+def route_faults(config: RolloutConfig, task: Task) -> list[str]:
+    """Faults where the function that names routes cannot be loaded or raises, where it names others than `routes`, and
+    where no training prompt has a route."""
+    if not config.routes:
+        return []
+    try:
+        route_of = _function("route_by", config.route_by, "from an example to the name of its route, or None")
+    except DataError as error:
+        return [str(error)]
+    raised, unknown, seen = [], [], set()
+    for example in task.train:
+        try:
+            route = route_of(example)
+        except Exception as error:  # noqa: BLE001 - whatever the function raises is shown
+            raised.append((example.id, f"{type(error).__name__}: {error}"))
+            continue
+        if route in config.routes:
+            seen.add(route)
+        elif route is not None:
+            unknown.append((example.id, route))
+    name, of = name_of(config.route_by), f"of {len(task.train)} training prompts of task {task.name!r}"
+    faults = []
+    if raised:
+        id, why = raised[0]
+        faults.append(
+            f"route_by: {name} raised for {len(raised)} {of}; the first is {id!r}: {why}; let it return None for a "
+            "prompt that has no route"
+        )
+    if unknown:
+        id, route = unknown[0]
+        faults.append(
+            f"route_by: {name} gives {len(unknown)} {of} a route that is not in routes ({', '.join(config.routes)}); "
+            f"the first is {id!r}: {route!r}{nearest(str(route), config.routes)}; add it there, or return None"
+        )
+    return faults + [
+        f"routes: none {of} has route {route!r}; leave it out, or see to route_by and the data"
+        for route in config.routes
+        if route not in seen and not raised
+    ]
+
+
 def _function(field: str, target: str | Callable[..., Any], what: str) -> Callable[..., Any]:
     """The function that `target` names. DataError where there is none, or importing its module raises."""
     try:
@@ -139,12 +181,13 @@ def _function(field: str, target: str | Callable[..., Any], what: str) -> Callab
     return function
 
 
-def _model_faults(recipe: Recipe, task: Task) -> list[str]:
+def _model_faults(config: RolloutConfig, recipe: Recipe, task: Task) -> list[str]:
     try:
         folder = model_folder(recipe.model)
     except ModelError:
         return []  # the ignitor says so
-    return template_faults(folder) + length_faults(folder, recipe.context_length, task)
+    faults = template_faults(folder) + length_faults(folder, recipe.context_length, task)
+    return faults + candidate_faults(folder, config.candidates)
 
 
 def template_faults(folder: Path) -> list[str]:
@@ -154,6 +197,17 @@ def template_faults(folder: Path) -> list[str]:
     if settings.is_file() and json.loads(settings.read_text()).get("chat_template"):
         return []
     return [f"model: {folder} has no chat template; add a chat_template.jinja, or take a model tuned for instructions"]
+
+
+def candidate_faults(folder: Path, candidates: int) -> list[str]:
+    """A fault for more candidates a token than the model has tokens."""
+    try:
+        there = embedded_ids(folder)
+    except ModelError:
+        return []  # the ignitor says so
+    if there is None or candidates <= there:
+        return []
+    return [f"candidates: {candidates} a token were asked for, but the vocabulary of {folder} has {there}; lower it"]
 
 
 def length_faults(folder: Path, context_length: int, task: Task) -> list[str]:

@@ -46,8 +46,7 @@ class Chat:
     @cached_property
     def vocab_size(self) -> int:
         """Ids that the model has an embedding for; some of them may be no token of the tokenizer."""
-        config = read_config(self._folder)
-        return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or len(self._tokenizer)
+        return embedded_ids(self._folder) or len(self._tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a response, special tokens left out."""
@@ -88,6 +87,12 @@ def longest(examples: Sequence[Example], count: int) -> list[int]:
     """The rows with the most characters."""
     sizes = [sum(len(str(m.get("content"))) for m in example.messages) for example in examples]
     return sorted(range(len(sizes)), key=lambda row: (-sizes[row], row))[:count]
+
+
+def embedded_ids(folder: Path) -> int | None:
+    """How many ids the model has an embedding for, as its config.json says."""
+    config = read_config(folder)
+    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
 
 
 def load_tokenizer(folder: Path) -> Any:

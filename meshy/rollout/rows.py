@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from meshy.rollout.group import Group
+from meshy.rollout.routes import column_of
 
 
 def group_rows(group: Group, batch: int, lost: int = 0) -> dict[str, list[Any]]:
-    """Every column of TRAIN_COLUMNS, one entry a sample. batch: see column `batch`. lost: groups that gave no rows
-    since the last that did. A uid is the group's position and the sample's number: no position gives rows twice, so no
-    two rows of a run share one."""
+    """Every column of TRAIN_COLUMNS, one entry a sample; also those of candidates, baseline and route where the group
+    has them. batch: see column `batch`. lost: groups that gave no rows since the last that did. A uid is the group's
+    position and the sample's number: no position gives rows twice, so no two rows of a run share one."""
     size = len(group.samples)
     episodes = [sample.episode for sample in group.samples]
-    return {
+    columns: dict[str, list[Any]] = {
         "uid": [f"{group.position}.{index}" for index in range(size)],
         "prompt_id": [group.example.id] * size,
         "group_id": [str(group.position)] * size,
@@ -37,6 +38,15 @@ def group_rows(group: Group, batch: int, lost: int = 0) -> dict[str, list[Any]]:
         "t_generated": [group.t_generated] * size,
         "t_rewarded": [group.t_rewarded] * size,
     }
+    candidates = [found for episode in episodes if (found := episode.candidates) is not None]
+    if candidates:
+        columns["student_topk_ids"] = [found.ids for found in candidates]
+        columns["student_topk_logprobs"] = [found.logprobs for found in candidates]
+    if group.greedy is not None:
+        columns["greedy_reward"] = [group.greedy.reward] * size
+    if group.route is not None:
+        columns[column_of(group.route).name] = [True] * size
+    return columns
 
 
 def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
@@ -57,6 +67,7 @@ def trajectory_lines(group: Group, batch: int) -> Iterable[Mapping[str, Any]]:
             "response_tokens": sum(episode.loss_mask),
             "weight_versions": [min(versions), max(versions)],
             "finish_reason": episode.finish_reason,
+            **({} if group.route is None else {"route": group.route}),
         }
 
 

@@ -153,6 +153,9 @@ class RolloutService(Service):
                 group_size=self.config.group_size,
                 seed=self.recipe.seed if self.recipe.deterministic else None,
                 deadline=self.config.group_deadline,
+                candidates=self.config.candidates,
+                baseline=self.config.greedy_baseline,
+                route_of=load(self.config.route_by) if self.config.routes else lambda example: None,
                 busy=self.timeline.record,
             )
             await with_task_group(self._follow_gates)
@@ -249,7 +252,7 @@ class RolloutService(Service):
                 await asyncio.sleep(0)
 
     def _take_room(self, position: int) -> bool:
-        samples = self.config.group_size
+        samples = self.config.responses_per_group
         try:
             prompt = len(self.train_prompts[self.order.index(position)])
         except PromptError:
@@ -314,7 +317,7 @@ class RolloutService(Service):
         if self.config.window is None:
             return
         oldest, newest = slot.batch - self.config.window + 1, slot.batch
-        for sample in group.samples:
+        for sample in group.responses:
             versions = sample.episode.written_versions
             if min(versions) < oldest or max(versions) > newest:
                 raise StaleTokens(

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 
+import numpy as np
 import pytest
 
 from meshy.generation import GenerationClient, GenerationError, ReplicaError, commands
@@ -197,6 +198,59 @@ def test_an_aborted_generation_is_resumed_and_writes_the_same(pristine):
             assert (done.tokens, done.finish_reason) == (expected.tokens, expected.finish_reason)
             assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
             assert done.parts > 1 and done.versions == [0] * len(done.tokens)
+
+    run(work)
+
+
+def check_candidates(one, count):
+    """Some of the tokens that were sampled are candidates; of those the log-probs are the same."""
+    ids, logprobs = one.candidates.ids, one.candidates.logprobs
+    assert ids.shape == logprobs.shape == (len(one.tokens), count)
+    assert (logprobs[:, 1:] <= logprobs[:, :-1]).all()
+    where = ids == np.array(one.tokens)[:, None]
+    assert where.any()
+    own = np.broadcast_to(np.array(one.logprobs, dtype=np.float32)[:, None], where.shape)
+    np.testing.assert_array_equal(logprobs[where], own[where])
+
+
+def test_candidates_of_all_parts_are_joined(pristine):
+    async def work():
+        async with client_of(pristine[:1]) as client:
+            (url,) = client.urls
+            expected = await client.generate(PROMPT, LONG, seed=5, candidates=3)
+            job = asyncio.create_task(client.generate(PROMPT, LONG, seed=5, candidates=3))
+            for mode in ("abort", "retract", "abort"):
+                with contextlib.suppress(TimeoutError):  # it may have ended
+                    await asyncio.wait_for(running(client, url), 1)
+                await client.everywhere(commands.pause(mode))
+                await client.everywhere(commands.CONTINUE)
+            done = await job
+            assert done.parts > 1 and done.tokens == expected.tokens
+            for one in (expected, done):
+                check_candidates(one, 3)
+            assert (done.candidates.ids == expected.candidates.ids).mean() > 0.99  # nearly equal ones may change places
+            np.testing.assert_allclose(done.candidates.logprobs, expected.candidates.logprobs, atol=1e-5)
+            assert (await client.generate(PROMPT, Sampling(max_new_tokens=3))).candidates is None
+            with pytest.raises(GenerationError, match=f"{VOCAB + 1} candidates"):
+                await client.generate(PROMPT, LONG, candidates=VOCAB + 1)
+            everything = await client.generate(PROMPT, Sampling(max_new_tokens=3), candidates=VOCAB)
+            assert np.exp(everything.candidates.logprobs).sum(axis=1) == pytest.approx(1, abs=1e-4)
+
+    run(work)
+
+
+def test_a_response_that_begins_anew_has_the_candidates_of_its_own_tokens(pristine, folders):
+    async def work():
+        async with client_of(pristine[:1], restart_interrupted=True) as client:
+            (url,) = client.urls
+            job = asyncio.create_task(client.generate(PROMPT, LONG, candidates=2))
+            await running(client, url)
+            await client.everywhere(commands.pause("retract"))
+            await client.everywhere(commands.update_from_disk(folders[1], 1))
+            await client.everywhere(commands.CONTINUE)
+            done = await job
+            assert set(done.versions) == {1} and client.numbers[url].retries == 1
+            check_candidates(done, 2)
 
     run(work)
 

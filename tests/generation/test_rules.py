@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import pytest
 import torch
 
 from meshy.generation.balance import KEYS_REMEMBERED, Balancer
+from meshy.generation.candidates import Candidates, spread
 from meshy.generation.checksum import checksums, combined_checksum, tensor_checksum
 from meshy.generation.completion import (
     Completion,
     GenerationError,
+    check_candidates,
     check_tokens,
     read_answer,
     sampling_fields,
@@ -35,6 +38,10 @@ def with_logprobs(whole, scored):
     return {**whole, "meta_info": {**whole["meta_info"], "output_token_logprobs": scored}}
 
 
+def with_candidates(whole, rows):
+    return {**whole, "meta_info": {**whole["meta_info"], "output_top_logprobs": rows}}
+
+
 def test_parts_are_joined_with_logprobs_and_versions():
     completion = Completion()
     for part, url in (
@@ -52,6 +59,51 @@ def test_parts_are_joined_with_logprobs_and_versions():
         replica="http://b",
         parts=3,
     )
+
+
+def test_parts_are_joined_with_candidates():
+    completion = Completion()
+    for part in (
+        with_candidates(answer([], [], "abort"), [[[-1.0, 9, None], [-2.0, 8, None]]]),  # no token, though a row
+        with_candidates(answer([4], [span("1", 0, 1)], "abort"), [[[-0.25, 4, None], [-3.5, 2**31 - 1, None]]]),
+        answer([], [], "abort"),
+        with_candidates(answer([7], [span("2", 0, 1)]), [[[-0.5, 5, "a"], [-1, 7, "b"]]]),
+    ):
+        completion.append(read_answer(part, "http://a", 9, candidates=2))
+        assert len(completion.candidates) == len(completion.tokens)
+    ids, logprobs = completion.candidates.ids, completion.candidates.logprobs
+    assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
+    assert ids.tolist() == [[4, 2**31 - 1], [5, 7]] and logprobs.tolist() == [[-0.25, -3.5], [-0.5, -1.0]]
+    assert read_answer(answer([4], [span("1", 0, 1)]), "http://a", 9).candidates is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (None, "http://a gave candidates for 0 of 2 tokens"),
+        ([[[-1.0, 4, None]] * 2], r"candidates for 1 of 2 tokens \(top_logprobs_num was 2\)"),
+        ([[[-1.0, 4, None]] * 2, [[-1.0, 4, None]]], "1 candidates for token 1 of 2"),
+        ([[[-1.0, 4, None]] * 2, None], "0 candidates for token 1 of 2"),
+        ([[[-1.0, 4, None]] * 2, [[-1.0, 4], [-1.0, 4, None, None]]], r"no \[log-prob, id, text\]"),
+        ([[[-1.0, 4, None]] * 2, [[-1.0, 4, None], [None, 5, None]]], "without a log-prob"),
+        ([[[-1.0, 4, None]] * 2, [[-1.0, 4, None], [-1.0, 2**31, None]]], "ids are no token ids"),
+        ([[[-1.0, 4, None]] * 2, [[-1.0, 4, None], [-1.0, -1, None]]], "ids are no token ids"),
+        ([[[-1.0, 4, None]] * 2, [[-1.0, 4, None], [-1.0, 4.5, None]]], "ids are no token ids"),
+        ([[[-1.0, 4, None]] * 2, 7], "not SGLang's"),
+    ],
+)
+def test_candidates_that_do_not_fit_the_tokens_are_an_error(rows, message):
+    whole = with_candidates(answer([4, 5], [span("1", 0, 2)]), rows)
+    with pytest.raises(GenerationError, match=message):
+        read_answer(whole, "http://a", 9, candidates=2)
+
+
+def test_candidates_stand_where_the_policy_wrote_and_zeros_elsewhere():
+    found = Candidates(np.array([[3, 1], [2, 5]], dtype=np.int32), np.array([[-1, -2], [-3, -4]], dtype=np.float32))
+    everywhere = spread(found, [False, True, False, True])
+    assert everywhere.ids.tolist() == [[0, 0], [3, 1], [0, 0], [2, 5]]
+    assert everywhere.logprobs.tolist() == [[0, 0], [-1, -2], [0, 0], [-3, -4]]
+    assert (everywhere.ids.dtype, everywhere.logprobs.dtype) == (np.int32, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +141,13 @@ def test_token_ids_are_checked_before_they_are_sent():
     for tokens, message in (([], "empty"), ([3, 10], "token id 10"), ([-1], "token id -1")):
         with pytest.raises(GenerationError, match=message):
             check_tokens(tokens, 10)
+
+
+def test_more_candidates_than_tokens_are_not_asked_for():
+    check_candidates(0, 10)
+    check_candidates(10, 10)
+    with pytest.raises(GenerationError, match="11 candidates for each token were asked for; the vocabulary has 10"):
+        check_candidates(11, 10)
 
 
 def test_sampling_in_the_servers_words():

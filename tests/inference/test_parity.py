@@ -77,10 +77,10 @@ def test_prompt_tokens_and_candidates_are_scored(folder, shared_bench):
 
     scaled = logprobs_of(model, done.tokens, 0.8)[len(prompt) - 1 :]
     values, ids = scaled.topk(3)
-    assert [[token for _, token in row] for row in done.output_top] == ids.tolist()
-    got = torch.tensor([[value for value, _ in row] for row in done.output_top])
+    assert [row.ids.tolist() for row in done.output_top] == ids.tolist()
+    got = torch.tensor([row.logprobs.tolist() for row in done.output_top])
     torch.testing.assert_close(got, values, atol=TOLERANCE, rtol=0)
-    chosen = torch.tensor([[value for value, _ in row] for row in done.output_ids_logprobs])
+    chosen = torch.tensor([row.logprobs.tolist() for row in done.output_ids_logprobs])
     torch.testing.assert_close(chosen, scaled[:, [7, 1]], atol=TOLERANCE, rtol=0)
     assert len(done.input_top) == len(done.input_ids_logprobs) == len(done.input_logprobs)
 

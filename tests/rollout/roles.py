@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import zlib
 from dataclasses import dataclass
@@ -35,10 +36,11 @@ class Learner(ServiceConfig):
     processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "one"
     batch_size: int = 8
     max_staleness: int | None = None
+    also: tuple[str, ...] = ()
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         return (
-            Consumes(TRAIN, TRAIN_COLUMNS, end=True),
+            Consumes(TRAIN, (*TRAIN_COLUMNS, *self.also), end=True),
             Consumes(GEN_GATE, GATE_COLUMNS, consumer="gates", end=True),
             Consumes(EVAL, EVAL_COLUMNS, consumer="evaluations", end=True),
         )
@@ -68,6 +70,7 @@ def recipe_of(
     *,
     batch_size: int = 8,
     max_staleness: int | None = None,
+    learner: Learner | None = None,
     replicas: int = 1,
     inference: ServiceConfig | None = None,
     also: tuple[ServiceGroup, ...] = (),
@@ -86,7 +89,7 @@ def recipe_of(
     return Recipe(
         groups=(
             ServiceGroup(id="inference", config=inference or Engine(), gpus_per_replica=1),
-            ServiceGroup(id="trainer", config=Learner(batch_size=batch_size, max_staleness=max_staleness)),
+            ServiceGroup(id="trainer", config=learner or Learner(batch_size=batch_size, max_staleness=max_staleness)),
             ServiceGroup(id="rollout", config=rollout or RolloutConfig(group_size=4), replicas=replicas),
             *also,
         ),
@@ -127,6 +130,14 @@ def counting(
     )
 
 
+def domains(*, seed: int = 0) -> Task:
+    """Prompts of counting, of domain math, code and none in turn."""
+    task = counting(seed=seed)
+    of = ("math", "code", None)
+    train = tuple(dataclasses.replace(one, info={"domain": of[i % 3]}) for i, one in enumerate(task.train))
+    return dataclasses.replace(task, name="domains", train=train)
+
+
 def long_prompt(*, seed: int = 0, split: str = "train") -> Task:
     """One prompt of 200 characters among short ones, in train or in evaluation."""
     prompts = {"train": [example("a", "x"), example("b", "y")], "evaluation": [example("c", "z")]}
@@ -149,6 +160,24 @@ def a_list(*, seed: int = 0) -> list[int]:
 
 
 NOT_A_FUNCTION = 3
+
+
+# Routes ---------------------------------------------------------------------------------------------------------------
+
+
+def by_number(example: Example) -> str:
+    return "odd" if int(example.id.removeprefix("train-")) % 2 else "even"
+
+
+def raising_for_some(example: Example) -> str | None:
+    """Raises where the domain is code."""
+    if example.info["domain"] == "code":
+        raise ValueError("no code here")
+    return example.info["domain"]
+
+
+def unhashable(example: Example) -> list[str]:
+    return [example.info["domain"]]
 
 
 # Rewards --------------------------------------------------------------------------------------------------------------

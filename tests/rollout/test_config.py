@@ -1,8 +1,10 @@
 """Refusals before anything is spawned: pure ones of the configuration, and those that look at the data."""
 
 import dataclasses
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from meshy.rollout.config import RolloutConfig
 from meshy.rollout.preflight import load_task
 from meshy.settings import apply_settings
 from meshy.topology import derive_topology, gpu_list
-from tests.rollout.roles import HERE, Learner, Watcher, counting, recipe_of
+from tests.rollout.roles import HERE, MODEL, Learner, Watcher, counting, recipe_of
 
 
 def preflight(recipe) -> list[str]:
@@ -52,6 +54,14 @@ def test_the_contract_holds_with_a_trainer():
         ({"max_in_flight": 7}, "max_in_flight: expected at least group_size (8)"),
         ({"group_deadline": 0.0}, "group_deadline: expected more than 0"),
         ({"log_trajectories": 1.5}, "log_trajectories: expected a share"),
+        (
+            {"max_in_flight": 8, "greedy_baseline": True},
+            "max_in_flight: expected at least group_size and the greedy response (9), or none, got 8",
+        ),
+        ({"candidates": -1}, "candidates: expected 0 (none) or more, got -1"),
+        ({"routes": ("math", "math")}, "routes: expected names that differ, got 'math', 'math'"),
+        ({"routes": ("",)}, "routes: expected names that differ, got ''"),
+        ({"route_by": f"{HERE}:by_number"}, "route_by: there are no routes for it to name; set routes"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_what_to_change(fields, what):
@@ -196,6 +206,65 @@ def test_a_reward_that_no_other_process_can_load_is_refused():
 def test_a_filter_that_cannot_be_loaded_is_refused(target, what):
     faults = preflight(recipe_of(RolloutConfig(group_size=4, group_filter=target)))
     assert len(faults) == (what is not None) and all(what in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"routes": ("math", "code")}, []),
+        ({"routes": ("even", "odd"), "route_by": f"{HERE}:by_number"}, []),
+        (
+            {"routes": ("math",)},
+            [
+                "meshy.rollout.routes:domain gives 5 of 16 training prompts of task 'domains' a route that is "
+                "not in routes (math); the first is 'train-1': 'code'; add it there"
+            ],
+        ),
+        (
+            {"routes": ("maths", "code")},
+            [
+                "gives 6 of 16 training prompts of task 'domains' a route that is not in routes (maths, code); the "
+                "first is 'train-0': 'math' (did you mean 'maths'?)",
+                "routes: none of 16 training prompts of task 'domains' has route 'maths'",
+            ],
+        ),
+        ({"routes": ("math", "code"), "route_by": "meshy.rollout.routes:domian"}, ["(did you mean 'domain'?)"]),
+        (
+            {"routes": ("math", "code"), "route_by": f"{HERE}:NOT_A_FUNCTION"},
+            ["is a int; name a function from an example to the name of its route, or None"],
+        ),
+        (
+            {"routes": ("math", "code"), "route_by": f"{HERE}:raising_for_some"},
+            ["raising_for_some raised for 5 of 16 training prompts of task 'domains'; the first is 'train-1': Value"],
+        ),
+        ({"routes": ("math", "code"), "route_by": f"{HERE}:unhashable"}, ["'train-0': ['math']", "'math'", "'code'"]),
+    ],
+)
+def test_routes_that_do_not_fit_the_data_are_refused(fields, what):
+    faults = preflight(recipe_of(RolloutConfig(group_size=4, **fields), data=f"{HERE}:domains"))
+    assert len(faults) == len(what) and all(map(str.__contains__, faults, what)), faults
+
+
+def test_data_that_name_no_domain_are_refused_where_routes_want_one():
+    (fault,) = preflight(recipe_of(RolloutConfig(group_size=4, routes=("math",))))
+    assert "domain raised for 16 of 16 training prompts of task 'counting'; the first is 'train-0': KeyError" in fault
+
+
+def test_routes_on_the_command_line_and_in_the_contract():
+    changed, faults = apply_settings(recipe_of(), {"rollout.routes": "math,code", "rollout.candidates": "4"})
+    assert faults == [] and type_faults(changed) == []
+    columns = derive_topology(changed, gpu_list(1, 1, "cpu")).contract.partition("train").columns
+    assert (columns["route.math"].type, columns["route.code"].type) == ("scalar bool", "scalar bool")
+    assert columns["student_topk_ids"].type == "jagged2d int32" and "greedy_reward" not in columns
+    assert columns["student_topk_logprobs"].type == "jagged2d float32"
+
+
+def test_more_candidates_than_the_model_has_tokens_are_refused():
+    there = json.loads(Path(MODEL, "config.json").read_text())["vocab_size"]
+    assert preflight(recipe_of(RolloutConfig(group_size=4, candidates=there))) == []
+    (fault,) = preflight(recipe_of(RolloutConfig(group_size=4, candidates=there + 1)))
+    assert f"candidates: {there + 1} a token were asked for, but the vocabulary of" in fault
+    assert f"has {there}" in fault
 
 
 def test_every_fault_is_found_at_once():

@@ -1,14 +1,19 @@
 """From completions to rows: masks, log-probs and versions stand exactly on what the policy wrote."""
 
 import asyncio
+from typing import Any
+
+import numpy as np
 
 from meshy.columns import ANY_BATCH, TRAIN_COLUMNS
 from meshy.generation import Completion
+from meshy.generation.candidates import Candidates
 from meshy.queue.codec import pack
+from meshy.rollout.config import RolloutConfig
 from meshy.rollout.episode import Episode, single_turn
 from meshy.rollout.group import Group, Sample, sample_seed
 from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
-from tests.rollout.roles import example
+from tests.rollout.roles import example, recipe_of
 
 END = 1  # also the padding token of the models in the tests
 
@@ -32,11 +37,19 @@ def episode(prompt: list[int], answer: Completion) -> Episode:
     return asyncio.run(single_turn(prompt, write))
 
 
-def group(*answers: Completion) -> Group:
+def with_candidates(answer: Completion, k: int = 2) -> Completion:
+    """Candidates that tell which token they belong to: its id, and ids beyond it."""
+    ids = np.array([[token + i for i in range(k)] for token in answer.tokens], dtype=np.int32)
+    answer.candidates = Candidates(ids, np.full(ids.shape, -0.25, dtype=np.float32))
+    return answer
+
+
+def group(*answers: Completion, **fields: Any) -> Group:
     samples = tuple(
         Sample(episode=episode([7, 8, END], a), text=f"text {i}", reward=i / 2) for i, a in enumerate(answers)
     )
-    return Group(position=5, example=example("p5", "2+2"), samples=samples, t_sent=1.0, t_generated=2.0, t_rewarded=3.0)
+    times = {"t_sent": 1.0, "t_generated": 2.0, "t_rewarded": 3.0}
+    return Group(position=5, example=example("p5", "2+2"), samples=samples, **times, **fields)
 
 
 def test_the_mask_is_true_exactly_on_what_the_policy_wrote():
@@ -73,6 +86,38 @@ def test_several_turns_mask_what_the_policy_was_given_between_them():
     assert made.versions == [0, 0, 1, 0, 0, 2, 2] and made.n_turns == 2
 
 
+def test_candidates_stand_on_what_the_policy_wrote_in_every_turn():
+    made = Episode.begin([7, 8])
+    made.wrote(with_candidates(completion([4], version=1)))
+    made.read([9, 9])
+    made.wrote(with_candidates(completion([5, END], version=2)))
+    found = made.candidates
+    assert found is not None and len(found) == len(made.tokens)
+    assert found.ids.tolist() == [[0, 0], [0, 0], [4, 5], [0, 0], [0, 0], [5, 6], [END, END + 1]]
+    assert found.logprobs.any(axis=1).tolist() == made.loss_mask
+    assert episode([7], completion([4])).candidates is None
+
+
+def test_rows_hold_what_the_recipe_asks_for_beside_the_rest():
+    answers = with_candidates(completion([4, END]), 3), with_candidates(completion([5]), 3)
+    greedy = Sample(episode=episode([7, 8, END], completion([6, 6, END])), text="greedy", reward=0.75)
+    rows = group_rows(group(*answers, greedy=greedy, route="math"), batch=2)
+    config = RolloutConfig(candidates=3, greedy_baseline=True, routes=("code", "math"))
+    declared = {column.name: column for column in config.produces(recipe_of())[0].columns}
+    packed = pack(declared, rows)
+    assert set(declared) - set(rows) == {"route.code"} and all(len(c) == 2 for c in packed.values())
+    assert packed["student_topk_ids"].sizes.tolist() == [[5, 3], [4, 3]]
+    assert rows["student_topk_ids"][0].tolist() == [[0] * 3] * 3 + [[4, 5, 6], [END, END + 1, END + 2]]
+    assert rows["student_topk_logprobs"][1].tolist() == [[0] * 3] * 3 + [[-0.25] * 3]
+    assert rows["greedy_reward"] == [0.75, 0.75] and rows["reward"] == [0.0, 0.5]
+    assert rows["route.math"] == [True, True]
+
+
+def test_rows_without_these_are_as_they_were():
+    assert set(group_rows(group(completion([4])), batch=0)) == {column.name for column in TRAIN_COLUMNS}
+    assert RolloutConfig().produces(recipe_of())[0].columns == TRAIN_COLUMNS
+
+
 def test_rows_hold_every_column_as_the_queue_takes_it():
     late = completion([5], finish_reason="length", version=4)
     rows = group_rows(group(completion([4, END]), late), batch=2, lost=3)
@@ -99,6 +144,12 @@ def test_the_oldest_version_is_that_of_a_token_that_the_policy_wrote():
 def test_a_trajectory_without_a_batch_has_no_step():
     (line,) = trajectory_lines(group(completion([4])), batch=ANY_BATCH)
     assert line["step"] is None
+
+
+def test_trajectories_show_the_route_where_there_is_one():
+    (line,) = trajectory_lines(group(completion([4]), route="math"), batch=0)
+    (other,) = trajectory_lines(group(completion([4])), batch=0)
+    assert line["route"] == "math" and "route" not in other
 
 
 def test_trajectories_show_what_was_said_and_by_which_weights():

@@ -103,6 +103,6 @@ def _scored(request: Request, text: Text) -> list[dict[str, Any]]:
 
     content = []
     for position, (token, logprob) in enumerate(zip(request.output, request.logprobs, strict=True)):
-        best = request.output_top[position] if request.output_top else []
+        best = request.output_top[position].pairs() if request.output_top else ()
         content.append({**entry(token, logprob), "top_logprobs": [entry(t, value) for value, t in best]})
     return content

@@ -7,9 +7,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
-from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams, integer
+import numpy as np
+
+from meshy.inference.embedded.request import LogprobOptions, Request, RequestError, SamplingParams, Scored, integer
 from meshy.inference.embedded.sampler import derive_seed
 from meshy.inference.embedded.text import Text, trim
 
@@ -233,8 +236,13 @@ def _logprobs(request: Request, n: int, text: Text) -> dict[str, Any]:
     def word(token: int) -> str | None:
         return text.decode([token], skip_special_tokens=False) if options.with_text else None
 
-    def rows(scored: Sequence[Sequence[tuple[float, int]] | None]) -> list[Any]:
-        return [None if row is None else [[logprob, token, word(token)] for logprob, token in row] for row in scored]
+    def rows(scored: Sequence[Scored | None]) -> list[Any]:
+        return [None if row is None else entries(*row) for row in scored]
+
+    def entries(logprobs: np.ndarray, ids: np.ndarray) -> list[tuple[float, int, str | None]]:
+        tokens = ids.tolist()
+        words = map(word, tokens) if options.with_text else repeat(None, len(tokens))
+        return list(zip(logprobs.tolist(), tokens, words, strict=True))
 
     inputs: list[Any] = []
     if request.input_logprobs is not None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int64
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -127,6 +130,16 @@ class LogprobOptions:
     with_text: bool = False
 
 
+class Scored(NamedTuple):
+    """Log-probs of some tokens at one place."""
+
+    logprobs: Float32[np.ndarray, " k"]
+    ids: Int64[np.ndarray, " k"]
+
+    def pairs(self) -> Iterator[tuple[float, int]]:
+        return zip(self.logprobs.tolist(), self.ids.tolist(), strict=True)
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
     """A generation on its way. The engine's thread appends; other threads only read (lists never shrink)."""
@@ -145,11 +158,11 @@ class Request:
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[list[Any]] = field(default_factory=list)  # [version, start, end]
-    output_top: list[list[tuple[float, int]]] = field(default_factory=list)
-    output_ids_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)
+    output_top: list[Scored] = field(default_factory=list)
+    output_ids_logprobs: list[Scored] = field(default_factory=list)
     input_logprobs: list[float | None] | None = None
-    input_top: list[list[tuple[float, int]] | None] = field(default_factory=list)
-    input_ids_logprobs: list[list[tuple[float, int]] | None] = field(default_factory=list)
+    input_top: list[Scored | None] = field(default_factory=list)
+    input_ids_logprobs: list[Scored | None] = field(default_factory=list)
     version: str | None = None  # of the weights that were used last
     finish_reason: dict[str, Any] | None = None
     retractions: int = 0

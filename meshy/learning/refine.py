@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from meshy.algorithms.columns import column
 from meshy.algorithms.interface import TokenAdvantages, TokenInputs
-from meshy.algorithms.kl_reward import KLInReward
+from meshy.algorithms.kl_reward import KLInReward, adapted
+from meshy.algorithms.token_rewards import at_last_tokens, token_rewards
 from meshy.importing import load
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.micro_batch import Sample
@@ -28,13 +30,15 @@ class Refiner:
     estimator: Callable[[TokenInputs], TokenAdvantages] | None
     kl: KLInReward | None
     groups: ProcessGroups
+    coef: float = 0.0  # of the KL, as it is now
 
     @classmethod
     def of(cls, trainer: Any, groups: ProcessGroups) -> Refiner:
         """trainer: the configuration of whoever trains the policy."""
         named = trainer.token_advantage
         estimator = None if named is None else partial(load(named), **trainer.token_advantage_options)
-        return cls(estimator, trainer.kl_in_reward, groups)
+        kl: KLInReward | None = trainer.kl_in_reward
+        return cls(estimator, kl, groups, 0.0 if kl is None else kl.coef)
 
     def tokens(
         self, samples: Mapping[int, Sample], rewards: Sequence[float]
@@ -43,24 +47,48 @@ class Refiner:
         all samples of the batch, by number. Collective."""
         assert self.estimator is not None
         inputs = token_inputs(samples, rewards, self.groups.sum)
+        inputs, told = self._penalised(inputs, len(rewards))
         output = self.estimator(inputs)
-        return output, dict(output.metrics)
+        return output, {**told, **output.metrics}
+
+    def _penalised(self, inputs: TokenInputs, count: int) -> tuple[TokenInputs, dict[str, float]]:
+        """With the KL taken out of the rewards; the coefficient is adapted afterwards, the same on every rank. count:
+        samples of the batch."""
+        if self.kl is None:
+            return inputs, {}
+        reference = column(inputs.columns, self.kl.reference, "kl_in_reward")
+        coef = self.coef
+        rewards, kl = token_rewards(inputs.rewards, inputs.rollout_logprobs, reference, coef=coef, kind=self.kl.kind)
+        scored = ~kl.isnan()
+        sums = self.groups.sum(torch.stack([kl[scored].double().sum(), scored.double().sum()]))
+        mean = float(sums[0] / sums[1].clamp(min=1))
+        if self.kl.target is not None:
+            self.coef = adapted(coef, mean, count, self.kl.target, self.kl.horizon)
+        return replace(inputs, rewards=rewards), {"kl_in_reward/kl": mean, "kl_in_reward/coef": coef}
 
 
 def token_inputs(
     samples: Mapping[int, Sample], rewards: Sequence[float], total: Callable[[Tensor], Tensor]
 ) -> TokenInputs:
-    """samples: by their number in the batch, ascending. rewards: of the whole batch."""
-    masks = {number: sample.loss_mask for number, sample in samples.items()}
-    counts = [int(mask.sum()) for mask in masks.values()]
+    """samples: this rank's, by their number in the batch. rewards: of the whole batch. total: see TokenInputs."""
+    written = [sample.loss_mask for sample in samples.values()]
+    counts = torch.tensor([int(mask.sum()) for mask in written], dtype=torch.long)
+    sequence = torch.arange(len(written)).repeat_interleave(counts)
 
     def flat(name: str) -> Tensor:
-        return torch.cat([sample.columns[name][sample.loss_mask] for sample in samples.values()])
+        parts = [sample.columns[name][mask] for sample, mask in zip(samples.values(), written, strict=True)]
+        return torch.cat(parts) if parts else torch.zeros(0)
 
-    last = torch.tensor(counts).cumsum(0)[torch.tensor(counts) > 0] - 1 if counts else torch.zeros(0, dtype=torch.long)
-    token_rewards = torch.zeros(sum(counts))
-    token_rewards[last] = torch.tensor([rewards[number] for number in samples])[torch.tensor(counts) > 0]
-    return TokenInputs(rewards=token_rewards)  # type: ignore[call-arg]
+    names = next(iter(samples.values())).columns if samples else ()
+    mine = torch.tensor([rewards[number] for number in samples], dtype=torch.float32)
+    return TokenInputs(
+        rewards=at_last_tokens(mine, sequence),
+        advantages=flat(ADVANTAGES) if ADVANTAGES in names else torch.zeros(len(sequence)),
+        rollout_logprobs=flat(ROLLOUT_LOGPROBS),
+        sequence=sequence,
+        columns={name: flat(name) for name in names},
+        total=total,
+    )
 
 
 def with_column(samples: Mapping[int, Sample], name: str, flat: Float[Tensor, " tokens"]) -> dict[int, Sample]:

@@ -34,5 +34,7 @@ class RewardRule:
         parts = [weight * columns[name].float().nan_to_num(0.0) for name, weight in self.weights.items()]
         rewards = torch.stack(parts).sum(0)
         if self.overlong is not None:
-            rewards = rewards + penalty(columns[LENGTH].float(), self.max_length, self.overlong)
+            rule = self.overlong
+            lost = [penalty(int(n), self.max_length, rule.buffer, rule.factor) for n in columns[LENGTH].tolist()]
+            rewards = rewards + torch.tensor(lost)
         return rewards

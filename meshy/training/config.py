@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
+from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.algorithms.kl_reward import KLInReward
 from meshy.algorithms.overlong import Overlong
-
-from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
@@ -224,7 +223,7 @@ class TrainerConfig(ServiceConfig):
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
-        faults += [] if self.overlong is None else self.overlong.faults(recipe.sampling.max_new_tokens)
+        faults += [] if self.overlong is None else self.overlong.faults()
         if self.kl_in_reward is not None and self.token_advantage is None:
             faults.append(
                 "kl_in_reward: an advantage of whole samples does not see the reward of a token; set token_advantage, "

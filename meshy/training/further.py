@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshy.columns import Column, PartitionContract
@@ -20,11 +20,11 @@ class Further:
     optional: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, names: Iterable[str], contract: PartitionContract) -> Further:
+    def of(cls, names: Sequence[str], contract: PartitionContract) -> Further:
         """names: of the columns; others than numbers are waited for and not read."""
         columns = [contract.columns[name] for name in names]
         return cls(
             numbers=tuple(c.name for c in columns if c.kind == "scalar" and c.dtype not in ("str", "object")),
             tokens={c.name: c for c in columns if c.kind in PER_TOKEN and c.dtype not in ("str", "object")},
-            optional=frozenset(c.name for c in columns if contract.is_optional(c.name)),
+            optional=frozenset(names).intersection(contract.end_consumer.routed),
         )

@@ -15,7 +15,6 @@ from meshy.algorithms.off_policy import off_policy_factor
 from meshy.algorithms.proximal import loglinear_proximal, proximal_share
 from meshy.algorithms.ratios import bounded_ratio
 from meshy.columns import Column
-from meshy.learning.named import Named
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
@@ -146,7 +145,7 @@ class Learner:
             advantages=advantages,
             sequence=batch.sequence,
             counts=counts,
-            columns=Named({name: self._column(batch, column) for name, column in self.columns.items()}),
+            columns={name: self._column(batch, column) for name, column in self.columns.items()},
             logits=logits,
             temperature=self.temperature,
         )

@@ -9,7 +9,6 @@ import torch
 from meshy.algorithms.interface import AdvantageInputs, AdvantageOutput
 from meshy.columns import EVAL, TRAIN
 from meshy.importing import load
-from meshy.learning.named import Named
 from meshy.learning.refine import Refiner, with_column
 from meshy.learning.rewards import RewardRule
 from meshy.observe.metrics import MetricsWriter
@@ -226,7 +225,7 @@ class TrainerService(SpmdService):
         """Train a batch, or one part of it that is a mini-batch of its own."""
         config = self.config
         inputs = AdvantageInputs(
-            rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids, columns=Named(batch.columns)
+            rewards=batch.rewards, groups=batch.groups, names=batch.rows.uids, columns=batch.columns
         )
         if self.advantage is None:
             advantages = AdvantageOutput(advantages=torch.zeros_like(batch.rewards))

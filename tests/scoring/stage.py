@@ -19,6 +19,7 @@ from meshy.queue.local import free_endpoints, local_queue
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.recipe import Recipe, ServiceConfig, ServiceGroup
+from meshy.scoring.commands import Settle
 from meshy.scoring.config import TeacherConfig
 from meshy.service.context import Context
 from meshy.topology import Gpu, derive_topology
@@ -97,8 +98,9 @@ class Stage:
         self.service.__dict__["queue"] = enter(QueueClient(queue.endpoints, topology.contract, "teacher.0"))
         self.service.setup()
         self._stack.callback(dist.destroy_process_group)
-        self._stack.callback(self.service.writer.close)
-        self._stack.callback(self.service.fetcher.close)
+        for part in (self.service.writer, self.service.fetcher):
+            assert part is not None
+            self._stack.callback(part.close)
         self.taken: Rows | None = None
         return self
 
@@ -126,7 +128,7 @@ class Stage:
             portion = intake.next()
             self.service.one(portion)
             done += len(portion.rows)
-        self.service.writer.settle()
+        self.service.command(Settle())
         intake.close()
 
     def read(self, rows: int) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class CaseRank(TrainerService):
             seed=0,
             deterministic=True,
             groups=self.groups,
-            columns=(),
+            columns={},
         )
         step = self.learner.engine.step
 

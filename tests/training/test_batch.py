@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from meshy.algorithms.overlong import Overlong
+from meshy.columns import Column
+from meshy.learning.rewards import RewardRule
 from meshy.queue.rows import Rows
 from meshy.training.batch import BadRows, batch_of, joined, samples_of, staleness
 from meshy.training.inbox import Inbox
@@ -51,10 +54,38 @@ ROWS = Rows("train", ("a",), (0,), "trainer")
 
 
 def test_a_sample_carries_its_advantage_on_every_token():
-    (sample,) = samples_of(ROWS, columns(extra=[torch.ones(3)]), [7], [0.0] * 7 + [0.5], ["extra"]).values()
+    extra = {"extra": Column("extra", "float32", "jagged")}
+    (sample,) = samples_of(ROWS, columns(extra=[torch.ones(3)]), [7], [0.0] * 7 + [0.5], extra).values()
     assert sample.columns["advantages"].tolist() == [0.5] * 3
     assert sample.columns["extra"].tolist() == [1.0] * 3
     assert sample.columns["token_versions"].tolist() == [0, 4, 5]
+
+
+def test_a_row_that_nobody_was_to_score_says_so_at_every_token():
+    rows = Rows("train", ("a", "b"), (0, 1), "trainer")
+    data = {name: values * 2 for name, values in columns().items()}
+    data |= {"said": [None, torch.ones(3)], "ids": [torch.zeros(3, 4, dtype=torch.int32), None], "none": [None, None]}
+    further = {
+        "said": Column("said", "float32", "jagged"),
+        "ids": Column("ids", "int32", "jagged2d"),
+        "none": Column("none", "float32", "jagged2d"),
+    }
+    first, second = samples_of(rows, data, [0, 1], [0.0, 0.0], further).values()
+    assert first.columns["said"].isnan().all() and second.columns["said"].tolist() == [1.0] * 3
+    assert first.columns["ids"].shape == second.columns["ids"].shape == (3, 4)
+    assert (second.columns["ids"] == -1).all() and second.columns["ids"].dtype == torch.int32
+    assert first.columns["none"].shape == (3, 1) and first.columns["none"].isnan().all()
+
+
+def test_a_reward_is_the_sum_of_its_columns_less_what_long_responses_lose():
+    came = groups(group_columns(0, 4))
+    for group in came:
+        group.columns["judged"] = [0.5, None, 1.0, 0.0]
+    rule = RewardRule(weights={"reward": 1.0, "judged": 2.0}, overlong=Overlong(buffer=2, factor=0.5), max_length=5)
+    batch = batch_of(came, rule)
+    assert batch.written == (3, 4, 5, 6)
+    assert batch.rewards.tolist() == [0 + 1, 1 - 0.25, 2 + 2 - 0.5, 3 - 0.5]
+    assert batch.columns["judged"].tolist()[2] == 1.0 and batch.columns["judged"][1].isnan()
 
 
 def test_rows_that_cannot_be_trained_are_refused_by_name():

@@ -28,10 +28,10 @@ class Halting:
         self.client = client
         self.began, self.go = threading.Semaphore(0), threading.Semaphore(0)
 
-    def read(self, rows: Rows, columns: Sequence[str]) -> dict[str, Any]:
+    def read(self, rows: Rows, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
         self.began.release()
         assert self.go.acquire(timeout=SECONDS)
-        return self.client.read(rows, columns)
+        return self.client.read(rows, columns, optional)
 
 
 @contextmanager

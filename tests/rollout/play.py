@@ -63,10 +63,17 @@ class Engine:
 
     def load(self, folder: str, version: int) -> None:
         """New weights, as a trainer gives them: what is running goes on with them."""
-        self._call("/pause_generation", {"mode": "retract"})
+        self.pause()
         told = self._call("/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})
-        self._call("/continue_generation", {})
+        self.go_on()
         assert told["success"], told
+
+    def pause(self) -> None:
+        """What is running waits until `go_on`."""
+        self._call("/pause_generation", {"mode": "retract"})
+
+    def go_on(self) -> None:
+        self._call("/continue_generation", {})
 
     def running(self) -> int:
         """Requests that are being answered now."""

@@ -129,13 +129,13 @@ def test_the_greedy_response_takes_room(play: Play):
     seen = []
 
     def script(lead: Lead) -> None:
-        engine = lead.trainer.engine
         lead.serve(0)
-        engine._call("/pause_generation", {"mode": "retract"})
+        lead.trainer.engine.pause()
         lead.gate()
         lead.until(lambda: len(play.service.pacing.in_flight) == 2)
-        seen.append((play.service.room.used_samples, play.service.room.used_tokens))
-        engine._call("/continue_generation", {})
+        room = play.service.room
+        seen.append((room.used_samples, room.used_tokens))
+        lead.trainer.engine.go_on()
         lead.train()
         lead.gate(stop=True)
         lead.end()

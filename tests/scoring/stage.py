@@ -18,7 +18,7 @@ from meshy.observe.runfolder import RunFolder
 from meshy.queue.local import free_endpoints, local_queue
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
-from meshy.recipe import Recipe, ServiceConfig, ServiceGroup
+from meshy.recipe import Recipe, Sampling, ServiceConfig, ServiceGroup
 from meshy.scoring.commands import Settle
 from meshy.scoring.config import TeacherConfig
 from meshy.service.context import Context
@@ -57,6 +57,7 @@ def recipe_of(model: str, rows: int, teacher: TeacherConfig | None = None) -> Re
         model=model,
         data="meshy.data.addition:addition",
         context_length=128,
+        sampling=Sampling(max_new_tokens=64),
         groups=(
             ServiceGroup(id="teacher", config=teacher, gpus_per_replica=1),
             ServiceGroup(id="writer", config=Writer(rows=rows)),
@@ -101,6 +102,8 @@ class Stage:
         for part in (self.service.writer, self.service.fetcher):
             assert part is not None
             self._stack.callback(part.close)
+        self.intake = self.service.take_in()
+        self._stack.callback(self.intake.close)
         self.taken: Rows | None = None
         return self
 
@@ -122,14 +125,12 @@ class Stage:
 
     def score_all(self, rows: int) -> None:
         """As `lead` does it, until so many rows are scored and written."""
-        intake = self.service.take_in()
         done = 0
         while done < rows:
-            portion = intake.next()
+            portion = self.intake.next()
             self.service.one(portion)
             done += len(portion.rows)
         self.service.command(Settle())
-        intake.close()
 
     def read(self, rows: int) -> dict[str, Any]:
         self.taken = self.reader.take(TRAIN, at_least=rows, timeout=20)

@@ -1,0 +1,156 @@
+"""What is refused of models that score, before anything is spawned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshy.columns import derive_contract
+from meshy.importing import load_file
+from meshy.recipe import Recipe, RecipeError
+from meshy.refusals import value_faults
+from meshy.scoring.config import TeacherConfig
+from meshy.scoring.preflight import teacher_faults
+from meshy.settings import resolve
+from meshy.topology import gpu_list
+
+ROOT = Path(__file__).parents[2]
+OPD, PPO = (load_file(ROOT / "recipes" / f"{name}.py") for name in ("opd", "ppo"))
+DEMO = ROOT / "recipes" / "demo_model"
+
+
+def refused(name: str, gpus: int, **settings: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        resolve(ROOT / "recipes" / f"{name}.py", {"gpus": str(gpus), **settings}, gpu_list(1, gpus))
+    return "\n".join(error.value.faults)
+
+
+def changed(recipe: Recipe, group: str, **options: Any) -> Recipe:
+    groups = tuple(
+        dataclasses.replace(g, config=dataclasses.replace(g.config, **options)) if g.id == group else g
+        for g in recipe.groups
+    )
+    return dataclasses.replace(recipe, groups=groups)
+
+
+def without(recipe: Recipe, group: str) -> Recipe:
+    groups = tuple(
+        dataclasses.replace(g, wait_for=tuple(id for id in g.wait_for if id != group))
+        for g in recipe.groups
+        if g.id != group
+    )
+    return dataclasses.replace(recipe, groups=groups)
+
+
+def test_a_column_that_nobody_reads_and_one_that_nobody_writes():
+    unread = refused("opd", 3, **{"trainer.also_consumes": "student_topk_ids"})
+    assert (
+        "train.teacher_topk_logprobs" in unread
+        and "is read by nobody: name it in the trainer's also_consumes" in unread
+    )
+
+    _, faults = derive_contract(without(OPD.recipe(), "teacher").declarations())
+    assert any("'trainer' consumes train.teacher_topk_logprobs, which nothing produces" in fault for fault in faults)
+    _, faults = derive_contract(without(PPO.recipe(), "critic").declarations())
+    assert any("'trainer' consumes train.values, which nothing produces" in fault for fault in faults)
+    nobody_tells = refused("opd", 3, **{"rollout.candidates": "0"})
+    assert "'teacher' consumes train.student_topk_ids, which nothing produces" in nobody_tells
+
+
+@pytest.mark.parametrize(
+    ("group", "options", "told"),
+    [
+        ("teacher", {"scores": ()}, "teacher: scores: expected one at least"),
+        ("teacher", {"scores": ("candidates", "topk")}, "candidates or topk, not both"),
+        ("teacher", {"k": 0}, "teacher: k: expected at least 1"),
+        ("teacher", {"prefix": "a b"}, "teacher: prefix: expected a name"),
+        ("teacher", {"temperature": 0.0}, "teacher: temperature: expected more than 0"),
+        ("teacher", {"evaluate": -1}, "teacher: evaluate"),
+        ("teacher", {"part_mb": 0}, "teacher: part_mb"),
+        ("teacher", {"rows": 0}, "teacher: rows: expected at least 1"),
+        ("teacher", {"rows": 129}, "129 never come together where a batch has 128"),
+        ("teacher", {"tokens_per_micro_batch": 8}, "teacher: tokens_per_micro_batch: expected at least"),
+        ("critic", {"clip": 0.0}, "critic: clip: expected more than 0"),
+        ("critic", {"epochs": 0}, "critic: epochs"),
+        ("critic", {"lr": -1.0}, "critic: lr"),
+        ("critic", {"max_restarts": 1}, "critic.max_restarts: this role cannot begin in the middle"),
+        ("trainer", {"token_advantage": None, "token_advantage_options": {}}, "a critic learns the returns"),
+    ],
+)
+def test_values_out_of_range_are_named(group: str, options: dict[str, Any], told: str):
+    recipe = (PPO if group in ("critic", "trainer") else OPD).recipe()
+    assert any(told in fault for fault in value_faults(changed(recipe, group, **options)))
+
+
+def test_two_critics_are_one_too_many():
+    recipe = PPO.recipe()
+    groups = tuple(dataclasses.replace(g, replicas=2) if g.id == "critic" else g for g in recipe.groups)
+    assert any("expected 1 critic, got 2" in f for f in value_faults(dataclasses.replace(recipe, groups=groups)))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """The demo model with a tokenizer in which two tokens have changed places."""
+    folder = tmp_path / "other"
+    shutil.copytree(DEMO, folder)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    names = {id: token for token, id in vocabulary.items()}
+    vocabulary[names[40]], vocabulary[names[200]] = 200, 40
+    file.write_text(json.dumps(tokenizer))
+    return folder
+
+
+def faults_of(**options: Any) -> list[str]:
+    return teacher_faults(TeacherConfig(**options), OPD.recipe())
+
+
+def test_a_teacher_of_another_tokenizer_is_refused_with_the_first_id_that_differs(other: Path, tmp_path: Path):
+    assert faults_of(model=str(DEMO)) == [] == faults_of()
+    (fault,) = faults_of(model=str(other))
+    assert "id 40 is" in fault and "give a token_map" in fault
+    swapped = [{40: 200, 200: 40}.get(id, id) for id in range(264)]
+    for name, entries, told in (
+        ("right", swapped, None),
+        ("short", swapped[:-1], "263 entries for the 264 ids"),
+        ("beyond", [*swapped[:-1], 264], "entry 263 is 264"),
+        ("twice", [*swapped[:-1], 5], "entries 5 and 263 are both 5"),
+    ):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(entries))
+        faults = faults_of(model=str(other), token_map=str(file))
+        assert (faults == []) if told is None else any(told in fault for fault in faults), (name, faults)
+    assert "cannot be read" in faults_of(model=str(other), token_map=str(tmp_path / "none.json"))[0]
+
+
+def test_more_candidates_than_tokens_are_refused():
+    (fault,) = faults_of(scores=("topk",), k=265)
+    assert "k: expected at most 264, the size of the vocabulary, got 265" in fault
+    assert faults_of(scores=("topk",), k=264) == []
+
+
+def test_the_vocabulary_must_be_one(tmp_path: Path):
+    folder = tmp_path / "wide"
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 320}))
+    (fault,) = faults_of(model=str(folder), scores=("vocabulary",))
+    assert "the policy's has 264 entries and this model's 320" in fault
+    assert faults_of(model=str(folder)) == []
+
+
+def test_a_model_that_is_not_there_or_takes_shorter_rows(tmp_path: Path):
+    assert "there is no model folder" in faults_of(model=str(tmp_path / "none"))[0]
+    folder = tmp_path / "short"
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    assert "takes rows of 64 tokens, but context_length is 128" in faults_of(model=str(folder))[0]
+    (folder / "model.safetensors").unlink()
+    assert "holds no *.safetensors file" in faults_of(model=str(folder))[0]

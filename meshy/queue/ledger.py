@@ -14,16 +14,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from meshy.columns import Consumer, PartitionContract, ack_column
+from meshy.columns import UID, Consumer, PartitionContract, ack_column
 from meshy.queue.errors import DuplicateUid, QueueFull, Refused, StaleRows, UnknownName
 
 RESERVATION_SECONDS = 300.0
 """A row that was reserved and never written (its producer died in between) is free again after this time. Longer than
 any deadline, and even a later write would be refused."""
-
-
-UID = "uid"
-"""The column that every row has."""
 
 
 class Reservation(NamedTuple):
@@ -118,7 +114,7 @@ class Ledger:
     def take(self, consumer: str, at_least: int, at_most: int | None, alive: int, sender: str) -> Taken:
         """The oldest rows that are complete for the consumer and that it has not had, marked as consumed."""
         ready = self._ready(self.consumer(consumer))
-        if len(ready) < at_least or (alive and int(self._produced(UID).sum()) < alive):
+        if len(ready) < at_least or (alive and int(self._produced(UID.name).sum()) < alive):
             return Taken([], [], len(ready))
         taken = sorted(ready, key=self._order.__getitem__)[:at_most]
         self.status.mark_consumed(consumer, taken)
@@ -128,7 +124,7 @@ class Ledger:
 
     def _ready(self, consumer: Consumer) -> list[int]:
         everywhere = [column for column in consumer.columns if column not in consumer.routed]
-        ready: list[int] = self.status.scan_data_status(everywhere or [UID], consumer.name)
+        ready: list[int] = self.status.scan_data_status(everywhere or [UID.name], consumer.name)
         if not ready or not consumer.routed:
             return ready
         complete = torch.ones(len(ready), dtype=torch.bool)

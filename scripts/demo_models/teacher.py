@@ -13,7 +13,7 @@ from scripts.demo_models.tokenizer import make_tokenizer
 from scripts.demo_models.training import train
 
 
-def make_teacher(out: Path, *, seed: int = 0, steps: int = 1200, size: int = 64) -> None:
+def make_teacher(out: Path, *, seed: int = 0, steps: int = 1000, size: int = 64) -> None:
     """About two million parameters. size: rows of a batch."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()

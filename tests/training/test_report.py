@@ -22,6 +22,7 @@ def row() -> dict:
         rows=Rows("train", ("a", "b", "c", "d"), (0, 1, 2, 3), "trainer"),
         rewards=torch.tensor([1.0, 0.0, 0.0, 1.0]),
         groups=torch.tensor([0, 0, 1, 1]),
+        columns={},
         lengths=(5, 6, 7, 8),
         written=(2, 0, 4, 4),
         ranks=(0, 0, 0, 0),

@@ -14,9 +14,9 @@ from meshy.scoring.config import ModelOptions
 class RewardModelConfig(ModelOptions):
     """Says of each response how good it is, in one number that a trained model gives (arXiv 2203.02155).
 
-    It reads prompt and response as the policy's tokens and writes `column`, one number a row. To learn from it, name
-    the column in the trainer's `rewards`: {"reward": 0.0, "model_reward": 1.0} learns from the model alone and goes on
-    measuring the task's own reward.
+    It reads prompt and response as the policy's tokens and writes `column`, one number a row. The trainer learns from
+    it once its `rewards` name the column: {"model_reward": 1.0} for it alone, {"reward": 1.0, "model_reward": 0.5} for
+    both. Evaluations and trajectories show the task's own reward all the same.
 
     model: a sequence classifier of one label, in Hugging Face format, with the policy's own tokenizer. Its number is
         read at the row's last token, as transformers reads it: the last one that is not the padding of its config.json.

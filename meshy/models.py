@@ -73,6 +73,17 @@ def folder_faults(folder: Path) -> list[str]:
     return faults + _weight_faults(folder)
 
 
+def weight_shape(folder: Path, name: str) -> tuple[int, ...] | None:
+    """The shape of one tensor of a folder's safetensors; None where there is none of that name."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="numpy") as weights:
+            if name in weights.keys():  # noqa: SIM118 - it is no mapping
+                return tuple(weights.get_slice(name).get_shape())
+    return None
+
+
 def _weight_faults(folder: Path) -> list[str]:
     from safetensors import SafetensorError, safe_open
 

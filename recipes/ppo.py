@@ -11,7 +11,6 @@ learns the same returns.
 from pathlib import Path
 
 from meshy.algorithms.kl_reward import KLInReward
-
 from meshy.inference.config import InferenceConfig
 from meshy.recipe import Recipe, Sampling, ServiceGroup
 from meshy.rollout.config import RolloutConfig

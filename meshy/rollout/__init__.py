@@ -6,12 +6,10 @@ pacing.py      which position of the data order may be started now              
 room.py        how much one replica may have in flight                               (pure)
 filters.py     which groups are worth training                                       (pure)
 routes.py      which of several roles a group's rows are for                         (pure)
-prompts.py     chat template and tokenizer: example -> token ids
 episode.py     the agent loop of one sample: token in, token out
 group.py       the samples of one prompt, generated and scored together
 rows.py        a finished group as rows of partition `train`                         (pure)
 evaluation.py  greedy answers to prompts that training never sees
 engines.py     what is told of the engines, in health and metrics
-tasks.py       asyncio tasks that fail and end together
 service.py     RolloutService: the loop that joins these
 """

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from meshy.data.prompts import PromptTokens
 from meshy.rollout.episode import Episode
 from meshy.rollout.group import GroupFailed, GroupMaker, greedy
-from meshy.rollout.prompts import PromptTokens
-from meshy.rollout.tasks import together
+from meshy.service.tasks import together
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from meshy.data.prompts import Chat
 from meshy.data.task import Example
 from meshy.generation import Completion, GenerationClient, GenerationError
 from meshy.recipe import Sampling
 from meshy.rewards.pool import RewardPool
 from meshy.rewards.sample import RewardSample
 from meshy.rollout.episode import Episode, single_turn
-from meshy.rollout.prompts import Chat
-from meshy.rollout.tasks import together
+from meshy.service.tasks import together
 
 
 class GroupFailed(Exception):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshy.data.prompts import embedded_ids, longest
 from meshy.data.task import Example, Task
 from meshy.importing import ImportPathError, load, nearest, path_of
 from meshy.models import ModelError, model_folder
 from meshy.recipe import Recipe
-from meshy.rollout.prompts import embedded_ids, longest
 
 if TYPE_CHECKING:
     from meshy.rollout.config import RolloutConfig

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshy.columns import EVAL, GEN_GATE, TRAIN
 from meshy.data.order import DataOrder
+from meshy.data.prompts import Chat, PromptError, PromptTokens
 from meshy.generation import GenerationClient
 from meshy.importing import load
 from meshy.lifetime import former_lives, own_life
@@ -24,11 +23,11 @@ from meshy.rollout.evaluation import evaluate
 from meshy.rollout.group import Group, GroupFailed, GroupMaker
 from meshy.rollout.pacing import Gate, Pace, Pacing, Slot
 from meshy.rollout.preflight import load_task
-from meshy.rollout.prompts import Chat, PromptError, PromptTokens
 from meshy.rollout.room import Room
 from meshy.rollout.rows import group_rows, is_logged, trajectory_lines
-from meshy.rollout.tasks import with_task_group
 from meshy.service import Context, Service
+from meshy.service.looped import until_stopped
+from meshy.service.tasks import with_task_group
 
 
 class StaleTokens(RuntimeError):
@@ -109,7 +108,7 @@ class RolloutService(Service):
 
     def run(self) -> None:
         if not self.stopping.is_set():
-            self._runner.run(self._until_stopped())
+            self._runner.run(until_stopped(self, self._work()))
 
     def close(self) -> None:
         self._runner.run(self._close())
@@ -120,24 +119,6 @@ class RolloutService(Service):
             await self._closing.pop().close()
         if self.trajectories is not None:
             self.trajectories.close()
-
-    async def _until_stopped(self) -> None:
-        """The work, until it is done or SIGTERM asks to end. An exception raised by a signal handler could be lost in
-        an event loop, so here the signal cancels."""
-        work = asyncio.create_task(self._work())
-
-        def stop() -> None:
-            self.stopping.set()
-            self.tell("stopping", "asked to end")
-            work.cancel()
-
-        if threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-        try:
-            await work
-        except asyncio.CancelledError:
-            if not self.stopping.is_set():
-                raise
 
     # The work ---------------------------------------------------------------------------------------------------------
 

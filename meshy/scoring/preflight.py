@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshy.models import ModelError, folder_faults, model_folder, read_config
+from meshy.models import ModelError, folder_faults, model_folder, read_config, weight_shape
 from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions, TeacherConfig
+from meshy.scoring.reward_model_config import RewardModelConfig
 from meshy.scoring.tokenizers import (
     TokenMapError,
     first_difference,
@@ -16,6 +17,8 @@ from meshy.scoring.tokenizers import (
     token_map_faults,
     tokens_by_id,
 )
+
+HEAD = "score.weight"  # as transformers calls the head of a sequence classifier
 
 
 def model_faults(config: ModelOptions, recipe: Recipe) -> list[str]:
@@ -46,7 +49,7 @@ def teacher_faults(config: TeacherConfig, recipe: Recipe) -> list[str]:
         return faults  # it has been said, by the ignitor or above
     if faults:
         return faults
-    return _size_faults(config, *sizes) + _tokenizer_faults(config, policy, own, *sizes)
+    return _size_faults(config, *sizes) + _map_faults(config, policy, own, *sizes)
 
 
 def vocabulary_size(folder: Path) -> int:
@@ -68,13 +71,19 @@ def _size_faults(config: TeacherConfig, policy_vocab: int, own_vocab: int) -> li
     return faults
 
 
-def _tokenizer_faults(config: TeacherConfig, policy: Path, own: Path, policy_vocab: int, own_vocab: int) -> list[str]:
-    if config.token_map is not None:
-        try:
-            entries = load_token_map(config.token_map, policy, own)
-        except TokenMapError as error:
-            return [f"token_map: {error}"]
-        return token_map_faults(entries, policy_vocab, own_vocab)
+def _map_faults(config: TeacherConfig, policy: Path, own: Path, policy_vocab: int, own_vocab: int) -> list[str]:
+    if config.token_map is None:
+        return tokenizer_faults(policy, own, "or give a token_map from the policy's ids to this model's")
+    try:
+        entries = load_token_map(config.token_map, policy, own)
+    except TokenMapError as error:
+        return [f"token_map: {error}"]
+    return token_map_faults(entries, policy_vocab, own_vocab)
+
+
+def tokenizer_faults(policy: Path, own: Path, else_: str = "") -> list[str]:
+    """A fault where a model reads other tokens than the policy writes. else_: what can be done about it beside taking
+    another model."""
     if own == policy:
         return []
     differs = first_difference(tokens_by_id(policy), tokens_by_id(own))
@@ -83,9 +92,36 @@ def _tokenizer_faults(config: TeacherConfig, policy: Path, own: Path, policy_voc
     id, theirs, ours = differs
     return [
         f"model: its tokenizer is not the policy's: id {id} is {_told(theirs)} in {policy} and {_told(ours)} in {own}; "
-        "take a model of the same tokenizer, or give a token_map from the policy's ids to this model's"
+        "take a model of the same tokenizer" + (f", {else_}" if else_ else "")
     ]
 
 
 def _told(token: str | None) -> str:
     return "no token" if token is None else repr(token)
+
+
+def reward_model_faults(config: RewardModelConfig, recipe: Recipe) -> list[str]:
+    """Every fault of a reward model: it must have a head of one number that was trained, and read what the policy
+    writes."""
+    if faults := model_faults(config, recipe):
+        return faults
+    own = model_folder(config.model)
+    faults = head_faults(own)
+    try:
+        policy = model_folder(recipe.model)
+    except ModelError:
+        return faults  # the ignitor says so
+    return faults + tokenizer_faults(policy, own)
+
+
+def head_faults(folder: Path) -> list[str]:
+    """A fault where a folder's weights hold no head that gives one number a token."""
+    shape = weight_shape(folder, HEAD)
+    if shape is None:
+        return [
+            f"model: the weights in {folder} hold no {HEAD}, the head by which a sequence classifier gives its number; "
+            "take a reward model that was trained as one (transformers' ...ForSequenceClassification)"
+        ]
+    if shape[0] != 1:
+        return [f"model: the head of {folder} gives {shape[0]} numbers; take a model that gives one (num_labels=1)"]
+    return []

@@ -81,6 +81,17 @@ def pack(samples: Sequence[Sample], names: Sequence[str] = (), multiple: int = 1
     return _assemble(samples, names, tokens, positions, documents, offsets)
 
 
+def flat_index(samples: Sequence[Sample], batch: MicroBatch, at: Sequence[int]) -> Int[Tensor, " samples"]:
+    """Index into the flattened [rows * width] of the batch of one token of each of its samples, on the batch's device:
+    of the `at[i]`-th of sample i, counted from 0. As `select`, it asks the model for what it says there."""
+    lengths = torch.tensor([len(sample.tokens) for sample in samples], dtype=torch.long)
+    if batch.documents is None:
+        starts = torch.arange(len(samples)) * batch.tokens.shape[1]
+    else:
+        starts = lengths.cumsum(0) - lengths
+    return (starts + torch.tensor(at, dtype=torch.long)).to(batch.tokens.device)
+
+
 def _assemble(
     samples: Sequence[Sample],
     names: Sequence[str],

@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 
 from meshy.data.addition import addition  # noqa: E402
 from meshy.data.order import DataOrder  # noqa: E402
+from meshy.data.prompts import Chat  # noqa: E402
 from meshy.observe.jsonl import read_jsonl  # noqa: E402
-from meshy.rollout.prompts import Chat  # noqa: E402
 from recipes.justrl_fully_async import recipe as recipe_of  # noqa: E402
 from scripts.bench.beside_trl.accuracy import greedy_accuracy  # noqa: E402
 from scripts.bench.beside_trl.curve import (  # noqa: E402

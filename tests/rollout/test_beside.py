@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from meshy.data.order import DataOrder
+from meshy.data.prompts import Chat
 from meshy.generation import Completion, GenerationClient, GenerationError
 from meshy.queue.errors import MissingColumn
 from meshy.recipe import Recipe
@@ -18,7 +19,6 @@ from meshy.rollout.config import RolloutConfig
 from meshy.rollout.group import greedy
 from meshy.rollout.pacing import NothingSurvives
 from meshy.rollout.preflight import load_task
-from meshy.rollout.prompts import Chat
 from meshy.training.inbox import rows_of
 from tests.rollout.play import Engine, Lead, Play, Trainer, topology_of, trainer_of
 from tests.rollout.roles import HERE, MODEL, Learner, recipe_of

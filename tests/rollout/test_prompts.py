@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from meshy.rollout.prompts import Chat, PromptError, PromptTokens, longest
+from meshy.data.prompts import Chat, PromptError, PromptTokens, longest
 from tests.rollout.roles import MODEL, example
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from meshy.data.order import DataOrder
+from meshy.data.prompts import Chat
 from meshy.observe.jsonl import read_jsonl
 from meshy.recipe import Sampling
 from meshy.rollout.config import RolloutConfig
 from meshy.rollout.group import GroupFailed
 from meshy.rollout.pacing import GateError, NothingSurvives
 from meshy.rollout.preflight import load_task
-from meshy.rollout.prompts import Chat
 from meshy.rollout.service import StaleTokens
 from tests.rollout.play import Play, Trained
 from tests.rollout.roles import HERE, MODEL, recipe_of

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from meshy.rollout.tasks import together, with_task_group
+from meshy.service.tasks import together, with_task_group
 
 
 async def after(wait: asyncio.Event, error: Exception | None = None) -> int:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from meshy.data.prompts import Chat
 from meshy.data.task import Example
 from meshy.rewards.addition import reward
 from meshy.rewards.sample import RewardSample
-from meshy.rollout.prompts import Chat
 
 PAD, END = 0, 1
 

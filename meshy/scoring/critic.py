@@ -116,12 +116,6 @@ class CriticService(ScoringService):
         told = (loss.detach(), clipped.sum(), error, returns.sum(), returns.square().sum())
         return torch.stack([value.double().cpu() for value in told])
 
-    def free_rank(self) -> None:
-        self.engine.free()
-
-    def restore_rank(self, payload: Mapping[str, Any]) -> None:
-        self.engine.restore()
-
     # Rank 0 -----------------------------------------------------------------------------------------------------------
 
     def after(self, portion: Portion) -> None:

@@ -33,12 +33,6 @@ class RewardModelService(ScoringService):
         scores = last_scores(self.engine, samples, self.padding)
         return {self.config.column: list(clipped(scores, self.config.clip))}
 
-    def free_rank(self) -> None:
-        self.engine.free()
-
-    def restore_rank(self, payload: Mapping[str, Any]) -> None:
-        self.engine.restore()
-
 
 def last_scores(engine: TitanEngine, samples: Sequence[Sample], padding: int | None) -> Float[Tensor, " samples"]:
     """What a model with a value head says at the last token of each sample, float32, on the CPU. Collective; without a

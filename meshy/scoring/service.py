@@ -18,6 +18,7 @@ from meshy.scoring.writer import Writer
 from meshy.service import Context
 from meshy.spmd.fetch import Fetcher, FetchRows
 from meshy.spmd.service import SpmdService
+from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import Sample
 from meshy.titan.sharing import cut_shares
 
@@ -29,12 +30,13 @@ class ScoringService(SpmdService):
     """A role fills:
     columns            what every rank reads of its rows, `tokens` and `loss_mask` among them.
     leader_columns     further numbers of a row that the leader wants to know.
-    load()             every rank: build the model (collective, with the GPUs).
+    load()             every rank: build `self.engine` (collective, with the GPUs).
     score(samples)     every rank: columns by name, one entry a sample, for its part of a micro-batch (collective).
     after(portion)     rank 0: further commands, when a portion is scored; the GPUs are there.
     """
 
     config: ModelOptions
+    engine: TitanEngine
     columns: tuple[str, ...] = ()
     leader_columns: tuple[str, ...] = ()
 
@@ -100,6 +102,12 @@ class ScoringService(SpmdService):
                 self.writer.write(rows, columns)
                 self.keep(rows, samples, columns)
                 self.fetcher.forget(rows.uids)
+
+    def free_rank(self) -> None:
+        self.engine.free()
+
+    def restore_rank(self, payload: Mapping[str, Any]) -> None:
+        self.engine.restore()
 
     def keep(self, rows: Rows, samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]]) -> None:
         """What was scored, for a role that needs it later."""

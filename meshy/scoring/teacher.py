@@ -70,9 +70,3 @@ class TeacherService(ScoringService):
                     f"a row holds token {id} of the policy, for which token_map names no token of {self.folder}; map it"
                 )
         return dataclasses.replace(batch, tokens=self.token_map[batch.tokens].clamp(min=0))
-
-    def free_rank(self) -> None:
-        self.engine.free()
-
-    def restore_rank(self, payload: Mapping[str, Any]) -> None:
-        self.engine.restore()

@@ -122,6 +122,32 @@ def test_a_fallback_that_has_loaded_nothing_yet_holds_nothing(agents: tuple[Hold
     assert by_name["inference"].numbers.turns == 0
 
 
+def test_who_waits_to_be_wanted_hands_over_without_a_turn_of_the_fallback(
+    agents: tuple[Holder, dict[str, Agent]],
+) -> None:
+    """As a teacher does, whose scores make the trainer's work."""
+    holder, by_name = agents
+    with by_name["inference"].gpu():
+        holder.use("inference.0")
+    done = threading.Event()
+
+    def train() -> None:
+        done.wait(30)
+        with by_name["trainer"].gpu():
+            holder.use("trainer.0")
+
+    with ThreadPoolExecutor() as pool:
+        training = pool.submit(train)
+        with by_name["teacher"].gpu():
+            holder.use("teacher.0")
+            assert not by_name["teacher"].wanted(0.05)  # inference would have it, but no code there waits
+            done.set()
+            assert by_name["teacher"].wanted(30)
+        training.result(30)
+    taken = [who for who, what in holder.events if what == "restore"]
+    assert taken[taken.index("teacher.0") + 1] == "trainer.0"
+
+
 def test_a_first_use_that_fails_says_why_and_keeps_the_token(agents: tuple[Holder, dict[str, Agent]]) -> None:
     """Nobody knows what it has left on the GPUs."""
     holder, by_name = agents

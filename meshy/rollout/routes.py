@@ -3,7 +3,7 @@ has none. A recipe names one by import path. A row of route r has the column `ro
 
 from __future__ import annotations
 
-from meshy.columns import Column
+from meshy.columns import Column, route_column
 from meshy.data.task import Example
 
 
@@ -13,4 +13,4 @@ def domain(example: Example) -> str | None:
 
 
 def column_of(route: str) -> Column:
-    return Column(f"route.{route}", "bool", doc="true where the row is of this route; the other rows have none")
+    return Column(route_column(route), "bool", doc="true where the row is of this route; the other rows have none")

@@ -24,16 +24,12 @@ TAG = "MESHY_TEST_TAG"
 class Launched:
     """A running torchrun. Every process that it starts, however far down, carries a tag in its environment."""
 
-    def __init__(
-        self, run_dir: Path, arguments: list[str], slots: int, environment: dict[str, str], torchrun: list[str]
-    ):
+    def __init__(self, run_dir: Path, command: list[str], environment: dict[str, str], cwd: Path = ROOT):
         self.run_dir = run_dir
         self.tag = uuid.uuid4().hex
         self.status: object = None
-        command = [sys.executable, "-m", "torch.distributed.run", *torchrun, "--nproc-per-node", str(slots)]
-        command += ["-m", "meshy.ignitor", *arguments, "--run-dir", str(run_dir)]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             env={**os.environ, TAG: self.tag, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
         )  # fmt: skip
         self._lines: list[str] = []
@@ -109,7 +105,9 @@ def launched(
     **environment: str,
 ) -> Iterator[Launched]:
     """A run of `recipe` that is gone, to the last process, when the block ends."""
-    run = Launched(run_dir, [recipe, *arguments], slots, environment, list(torchrun))
+    command = [sys.executable, "-m", "torch.distributed.run", *torchrun, "--nproc-per-node", str(slots)]
+    command += ["-m", "meshy.ignitor", recipe, *arguments, "--run-dir", str(run_dir)]
+    run = Launched(run_dir, command, environment)
     try:
         yield run
     finally:

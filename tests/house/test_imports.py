@@ -94,7 +94,14 @@ def test_ray_is_nowhere_once_the_queue_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("config", ["inference", "training", "rollout"])
+CONFIGS = sorted(file for role in ROLES for file in (PACKAGE / role).glob("*config.py"))
+
+
+@pytest.mark.parametrize("config", [".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in CONFIGS])
 def test_a_role_is_configured_without_torch(config: str) -> None:
-    code = f"import sys, meshy.{config}.config; assert not {HEAVY!r} & set(sys.modules), {HEAVY!r} & set(sys.modules)"
+    code = f"import sys, meshy.{config}; assert not {HEAVY!r} & set(sys.modules), {HEAVY!r} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_role_has_a_config() -> None:
+    assert {file.parent.name for file in CONFIGS} == ROLES

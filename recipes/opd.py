@@ -37,7 +37,7 @@ def recipe(
     return Recipe(
         model=model,
         data=data or ("meshy.data.addition:addition" if demo else "meshy.data.gsm8k:gsm8k"),
-        steps=24 if demo else 200,
+        steps=16 if demo else 200,
         deterministic=demo,
         sampling=Sampling(temperature=1.0, max_new_tokens=80 if demo else 1024),
         context_length=128 if demo else 2048,

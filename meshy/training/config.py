@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from meshy.algorithms.correction import Correction, OldLogprobs
-from meshy.algorithms.kl_reward import KLInReward
+from meshy.algorithms.kl_reward import MAX_ERROR, KLInReward
 from meshy.algorithms.overlong import Overlong
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
 from meshy.importing import nearest
@@ -223,6 +223,7 @@ class TrainerConfig(ServiceConfig):
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
+        faults += self._horizon_faults()
         faults += [] if self.overlong is None else self.overlong.faults()
         if self.kl_in_reward is not None and self.token_advantage is None:
             faults.append(
@@ -230,6 +231,16 @@ class TrainerConfig(ServiceConfig):
                 "or take the KL into the loss, as one of `terms`"
             )
         return faults + self._stream_faults(recipe) + self._sampling_faults(recipe) + self._publish_faults(recipe)
+
+    def _horizon_faults(self) -> list[str]:
+        kl = self.kl_in_reward
+        least = int(MAX_ERROR * self.batch_size) + 1
+        if kl is None or kl.target is None or kl.horizon >= least:
+            return []
+        return [
+            f"kl_in_reward.horizon: expected at least {least} for a batch of {self.batch_size} samples, or one batch could "
+            f"take the coefficient to 0, got {kl.horizon}"
+        ]
 
     def preflight(self, recipe: Recipe) -> list[str]:
         from meshy.training.preflight import function_faults

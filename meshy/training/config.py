@@ -238,7 +238,7 @@ class TrainerConfig(ServiceConfig):
         if kl is None or kl.target is None or kl.horizon >= least:
             return []
         return [
-            f"kl_in_reward.horizon: expected at least {least} for a batch of {self.batch_size} samples, or one batch could "
+            f"kl_in_reward.horizon: expected at least {least} for a batch of {self.batch_size}, or one could "
             f"take the coefficient to 0, got {kl.horizon}"
         ]
 

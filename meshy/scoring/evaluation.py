@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from meshy.data.task import Example, Task
+from meshy.device import give_back
 from meshy.importing import load
 from meshy.observe.runfolder import write_json
 from meshy.rewards.pool import RewardPool
@@ -69,6 +70,8 @@ def greedy_answers(
         inputs.pop("token_type_ids", None)
         output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
         answers += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    del model
+    give_back(device)
     return answers
 
 

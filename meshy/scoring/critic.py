@@ -30,7 +30,6 @@ from meshy.titan.policy_model import LEAST_ROWS
 from meshy.titan.sharing import cut_shares
 
 RETURNS = "returns"  # the column of a sample from which the critic learns
-ROWS = 65536  # of values at once: as many as there are
 SUMS = ("value_loss", "clipped", "error", "return", "return_squared")
 
 
@@ -69,16 +68,11 @@ class CriticService(ScoringService):
     # Every rank -------------------------------------------------------------------------------------------------------
 
     def score(self, samples: Sequence[Sample]) -> Mapping[str, Sequence[Any]]:
-        (values,) = self.engine.reduced(self._batch(samples), lambda out, start, stop: (out[:, 0].float(),), ROWS)
-        return {self.config.column: by_row(values, samples)}
+        return {self.config.column: by_row(self.engine.values(self._batch(samples)), samples)}
 
     def _batch(self, samples: Sequence[Sample], names: Sequence[str] = ()) -> MicroBatch:
         layout = pack if self.engine.config.packed else pad
         return layout(samples, names, max(self.engine.row_multiple, LEAST_ROWS)).to(self.engine.device)
-
-    def _values(self, batch: MicroBatch) -> Float[Tensor, " tokens"]:
-        """Of the state in which each token was written."""
-        return self.engine.logits(batch).squeeze(1).float()
 
     def keep(self, rows: Rows, samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]]) -> None:
         name = self.config.column
@@ -108,7 +102,7 @@ class CriticService(ScoringService):
 
     def _micro_step(self, samples: Sequence[Sample], counts: GlobalCounts) -> Float[Tensor, " sums"]:
         batch = self._batch(samples, (self.config.column, RETURNS))
-        values, returns = self._values(batch), batch.columns[RETURNS]
+        values, returns = self.engine.logits(batch)[:, 0].float(), batch.columns[RETURNS]
         token_loss, clipped = value_loss(values, batch.columns[self.config.column], returns, self.config.clip)
         loss = aggregate(token_loss, batch.sequence, counts, "token-mean")
         self.engine.backward(loss)

@@ -16,8 +16,6 @@ from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import Sample, flat_index, pack, pad
 from meshy.titan.policy_model import LEAST_ROWS
 
-ROWS = LEAST_ROWS  # whose numbers are made at once: always as many, so that a row's is the same bits beside any others
-
 
 class RewardModelService(ScoringService):
     """Each rank scores its own rows by one forward pass."""
@@ -41,8 +39,7 @@ def last_scores(engine: TitanEngine, samples: Sequence[Sample], padding: int | N
     batch = layout(samples, (), max(engine.row_multiple, LEAST_ROWS)).to(engine.device)
     select = flat_index(samples, batch, [last_token(sample.tokens, padding) for sample in samples])
     at_last = dataclasses.replace(batch, select=select)
-    (scores,) = engine.reduced(at_last, lambda out, start, stop: (out[:, 0].float(),), ROWS)
-    return scores.cpu()
+    return engine.values(at_last).cpu()
 
 
 def last_token(tokens: Int[Tensor, " length"], padding: int | None) -> int:

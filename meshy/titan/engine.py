@@ -153,6 +153,11 @@ class TitanEngine:
         with self._context():
             return self.model(batch.tokens, batch.positions, self._masks(batch), batch.select, reduce, part)
 
+    @torch.no_grad()
+    def values(self, batch: MicroBatch) -> Float[Tensor, " selected"]:
+        """What a value head says of them, float32."""
+        return self.logits(batch)[:, 0].float()
+
     def _masks(self, batch: MicroBatch) -> Any:
         if batch.documents is None:
             return None

@@ -29,7 +29,7 @@ class Head(Linear):
         self, hidden: Float[Tensor, "rows dim"], reduce: Reduce | None = None, part: int = 0
     ) -> Float[Tensor, "rows out"] | tuple[Tensor, ...]:
         if reduce is None:
-            return F.linear(hidden, self.weight, self.bias)
+            return self._outputs(hidden)
         rows = hidden.shape[0]
         kept = []
         for start in range(0, max(rows, 1), part):  # once even without a row: what is kept has a shape
@@ -37,8 +37,14 @@ class Head(Linear):
             some = hidden[start : start + rows_here]
             if rows_here < LEAST_ROWS:
                 some = torch.cat([some, some.new_zeros(LEAST_ROWS - rows_here, some.shape[1])])
-            kept.append(reduce(F.linear(some, self.weight, self.bias)[:rows_here], start, start + rows_here))
+            kept.append(reduce(self._outputs(some)[:rows_here], start, start + rows_here))
         return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    def _outputs(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows out"]:
+        """A single output is summed row by row: a product of matrix and vector rounds by how many rows there are."""
+        if self.weight.shape[0] == 1:
+            return (hidden * self.weight).sum(-1, keepdim=True)
+        return F.linear(hidden, self.weight, self.bias)
 
 
 class PolicyModel(Qwen3Model):

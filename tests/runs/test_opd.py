@@ -117,7 +117,7 @@ def test_two_teachers_of_one_kind_share_the_rows(tmp_path: Path, colocated: Path
 @pytest.mark.prove
 @pytest.mark.timeout(600)
 def test_a_teacher_over_two_ranks_says_the_same(tmp_path: Path, colocated: Path) -> None:
-    settings = (*SMALL, "gpus=3", "teacher.gpus_per_replica=2", "teacher.evaluate=0", "teacher.packing=padded")
+    settings = (*SMALL, "gpus=3", "teacher.gpus_per_replica=2", "teacher.evaluate=0")
     assert same(run(tmp_path / "run", 4, *settings), colocated)
 
 

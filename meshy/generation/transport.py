@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -26,9 +27,11 @@ class Refused(RuntimeError):
 
 
 class Transport:
-    """JSON over pooled connections. Made on first use, since it belongs to the running event loop."""
+    """JSON over pooled connections. They are made on first use, since they belong to the running event loop. headers:
+    that go with every request."""
 
-    def __init__(self) -> None:
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        self._headers = {**HEADERS, **(headers or {})}
         self._session: aiohttp.ClientSession | None = None
 
     async def request(self, method: str, url: str, body: Any, timeout: float | None) -> Any:
@@ -57,7 +60,7 @@ class Transport:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         data = None if body is None else orjson.dumps(body)
-        async with self._session.request(method, url, data=data, headers=HEADERS) as response:
+        async with self._session.request(method, url, data=data, headers=self._headers) as response:
             return response.status, response.content_type, await response.read()
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.algorithms.kl_reward import MAX_ERROR, KLInReward
 from meshy.algorithms.overlong import Overlong
-from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Consumes, Produces
+from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Column, Consumes, Produces
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
 from meshy.training.terms import LossTerm
@@ -157,10 +157,18 @@ class TrainerConfig(ServiceConfig):
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         return (
-            Consumes(TRAIN, (*TRAIN_COLUMNS, *self.further_columns), end=True),
+            Consumes(TRAIN, (*TRAIN_COLUMNS, *map(self._wanted, self.further_columns)), end=True),
             Consumes(EVAL, EVAL_COLUMNS, end=True),
             Consumes(GEN_GATE, GATE_COLUMNS, end=True),
         )
+
+    def _wanted(self, name: str) -> Column | str:
+        """A column, and of which type it must be where that matters before it reaches a loss."""
+        if name in self.rewards:
+            return Column(name, "float32")
+        if self.kl_in_reward is not None and name == self.kl_in_reward.reference:
+            return Column(name, "float32", "jagged")
+        return name
 
     def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
         return (Produces(GEN_GATE, GATE_COLUMNS, creates=True),)
@@ -245,7 +253,7 @@ class TrainerConfig(ServiceConfig):
     def preflight(self, recipe: Recipe) -> list[str]:
         from meshy.training.preflight import function_faults
 
-        return function_faults(self)
+        return function_faults(self, recipe)
 
     def _stream_faults(self, recipe: Recipe) -> list[str]:
         if not self.stream_minibatch or self.mini_batches < 1:

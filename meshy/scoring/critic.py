@@ -89,7 +89,11 @@ class CriticService(ScoringService):
         """The steps, on this rank's own rows; numbers over all ranks."""
         mine = {i: self.kept.pop(uid) for i, uid in enumerate(command.uids) if command.ranks[i] == self.rank}
         output, told = self.refiner.tokens(mine, command.rewards)
-        assert output.returns is not None, "faults() has refused an estimator without returns"
+        if output.returns is None:
+            raise ValueError(
+                f"{self.trainer.token_advantage} gives no returns, and a critic learns from them; set token_advantage of "
+                "the trainer to meshy.algorithms.advantages.gae:gae_advantage, or another that does"
+            )
         samples = with_column(mine, RETURNS, output.returns)
         sums, norm = torch.zeros(len(SUMS), dtype=torch.float64), 0.0
         for step in command.steps:

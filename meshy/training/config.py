@@ -231,7 +231,7 @@ class TrainerConfig(ServiceConfig):
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
-        faults += self._horizon_faults()
+        faults += self._horizon_faults() + self._reward_faults()
         faults += [] if self.overlong is None else self.overlong.faults()
         if self.kl_in_reward is not None and self.token_advantage is None:
             faults.append(
@@ -239,6 +239,15 @@ class TrainerConfig(ServiceConfig):
                 "or take the KL into the loss, as one of `terms`"
             )
         return faults + self._stream_faults(recipe) + self._sampling_faults(recipe) + self._publish_faults(recipe)
+
+    def _reward_faults(self) -> list[str]:
+        """Of what rollout always writes; the types of other columns are compared with what is produced."""
+        numbers = [c.name for c in TRAIN_COLUMNS if c.kind == "scalar" and c.dtype not in ("str", "object")]
+        return [
+            f"rewards: {c.name} is {c.type}, and no number of a sample; name others, such as 'reward'"
+            for c in TRAIN_COLUMNS
+            if c.name in self.rewards and c.name not in numbers
+        ]
 
     def _horizon_faults(self) -> list[str]:
         kl = self.kl_in_reward

@@ -96,9 +96,8 @@ def _trial_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
         try:
             load(target)(*given, **options)
         except Exception as error:  # noqa: BLE001 - whatever a function of the user raises
-            faults.append(
-                f"{field}: {path_of(target)} raised {type(error).__name__} on a batch without tokens: {error}"
-            )
+            name = type(error).__name__
+            faults.append(f"{field}: {path_of(target)} raised {name} when it was tried without tokens: {error}")
 
     settings = LossConfig(aggregation=config.aggregation, aggregation_constant=config.aggregation_constant)
     tried("loss", config.loss, inputs, dataclasses.replace(settings, options=config.loss_options))

@@ -91,8 +91,8 @@ class CriticService(ScoringService):
         output, told = self.refiner.tokens(mine, command.rewards)
         if output.returns is None:
             raise ValueError(
-                f"{self.trainer.token_advantage} gives no returns, and a critic learns from them; set token_advantage of "
-                "the trainer to meshy.algorithms.advantages.gae:gae_advantage, or another that does"
+                f"{self.trainer.token_advantage} gives no returns, and a critic learns from them; set the trainer's "
+                "token_advantage to meshy.algorithms.advantages.gae:gae_advantage, or another that does"
             )
         samples = with_column(mine, RETURNS, output.returns)
         sums, norm = torch.zeros(len(SUMS), dtype=torch.float64), 0.0

@@ -83,6 +83,7 @@ def test_a_run_with_the_role_in_which_it_is_killed(person: Person, tmp_path: Pat
 
 
 @pytest.mark.e2e
+@pytest.mark.prove
 def test_a_run_with_a_role_in_the_ring(person: Person, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs/topic")
     for step in DOCUMENT.sections["On GPUs"]:

@@ -91,6 +91,7 @@ def test_a_killed_service_is_started_again_and_given_up_after_its_limit(tmp_path
 
 
 @pytest.mark.e2e
+@pytest.mark.prove
 def test_rows_that_a_killed_service_had_taken_are_given_to_its_next_life(tmp_path: Path) -> None:
     with launched(tmp_path / "run", "scorer.dies=true", "scorer.max_restarts=1") as run:
         run.wait_for_line("scorer.0 is started again in 1 s (restart 1 of 1)")

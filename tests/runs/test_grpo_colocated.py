@@ -29,6 +29,7 @@ def texts(run_dir: Path) -> list[tuple[Any, ...]]:
     return sorted((row["position"], row["response"]) for row in lines(run_dir / "trajectories.jsonl"))
 
 
+@pytest.mark.prove
 def test_one_slot_generates_and_trains(tmp_path: Path) -> None:
     run = performed(tmp_path / "run", COLOCATED, 1, "steps=2", "trainer.batch_size=32", "trainer.verify_every=1")
     turns = lines(run / "ring-gpus.jsonl")

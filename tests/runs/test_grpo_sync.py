@@ -155,6 +155,7 @@ def test_killing_inference_in_the_middle_of_generation_changes_nothing_but_time(
     assert json.loads(folder.summary.read_text())["restarts"] == {"inference.0": 1}
 
 
+@pytest.mark.prove
 def test_a_role_from_outside_writes_a_column_that_the_trainer_waits_for(tmp_path: Path) -> None:
     arguments = ("steps=2", *SMALL, "trainer.also_consumes=length", "rollout.evaluate=false")
     with launched(tmp_path / "run", *arguments, recipe="tests/runs/lengths.py", slots=2) as run:

@@ -67,7 +67,7 @@ def test_they_hold_the_published_settings() -> None:
     [
         pytest.param("justrl", 0, marks=pytest.mark.prove),
         pytest.param("justrl_async", 1, marks=pytest.mark.prove),
-        ("justrl_fully_async", 2),
+        pytest.param("justrl_fully_async", 2, marks=pytest.mark.prove),
     ],
 )
 def test_each_runs_on_a_cpu(tmp_path: Path, name: str, oldest: int) -> None:

@@ -190,6 +190,7 @@ def test_a_fallback_is_what_such_a_response_gets(monkeypatch):
 
 
 @pytest.mark.e2e
+@pytest.mark.prove
 def test_what_a_judge_says_is_what_the_trainer_learns_from(tmp_path: Path):
     """The policy's own engine judges: it agrees with some of what it has sampled. Killed, the judge comes back."""
     with launched(tmp_path, recipe=RECIPE, slots=2) as run:

@@ -200,10 +200,11 @@ def scores_of(folder: Path, lines: list[dict]) -> torch.Tensor:
 
 
 @pytest.mark.e2e
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("settings", "slots"),
     [
-        pytest.param(("replicas=2",), 4, id="beside", marks=pytest.mark.prove),
+        pytest.param(("replicas=2",), 4, id="beside"),
         pytest.param(("colocated=true",), 1, id="in a ring"),
     ],
 )

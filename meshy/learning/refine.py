@@ -49,6 +49,9 @@ class Refiner:
         inputs = token_inputs(samples, rewards, self.groups.sum)
         inputs, told = self._penalised(inputs, len(rewards))
         output = self.estimator(inputs)
+        check_numbers("advantages", output.advantages, inputs.rewards)
+        if output.returns is not None and output.returns.shape != inputs.rewards.shape:
+            check_numbers("returns", output.returns, inputs.rewards)
         return output, {**told, **output.metrics}
 
     def _penalised(self, inputs: TokenInputs, count: int) -> tuple[TokenInputs, dict[str, float]]:
@@ -65,6 +68,18 @@ class Refiner:
         if self.kl.target is not None:
             self.coef = adapted(coef, mean, count, self.kl.target, self.kl.horizon)
         return replace(inputs, rewards=rewards), {"kl_in_reward/kl": mean, "kl_in_reward/coef": coef}
+
+
+def check_numbers(what: str, given: Tensor, like: Tensor) -> None:
+    """ValueError where an estimator did not give one finite number for each of `like`."""
+    if given.shape != like.shape:
+        raise ValueError(
+            f"the recipe's estimator gave {what} of shape {list(given.shape)} where {list(like.shape)} were asked for"
+        )
+    if not bool(given.isfinite().all()):
+        raise ValueError(
+            f"the recipe's estimator gave {what} that are NaN or infinite; nothing can be learnt from them"
+        )
 
 
 def token_inputs(

@@ -1,5 +1,6 @@
 """The critic: says of each token what reward is still to come, and learns from what came."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -120,7 +121,10 @@ class CriticService(ScoringService):
         for batch in self.batches.add(portion.rows.uids, portion.ranks, portion.columns):
             self.doing = f"learning from batch {self.batches_learnt}"
             began = time.time()
-            numbers = {name: torch.tensor(batch.columns[name]).float() for name in self.leader_columns}
+            numbers = {
+                name: torch.tensor([math.nan if value is None else float(value) for value in batch.columns[name]])
+                for name in self.leader_columns
+            }
             steps = self._steps(batch)
             command = LearnBatch(batch.uids, batch.ranks, tuple(self.rule.rewards(numbers).tolist()), steps)
             self.last = {**self.command(command), "seconds": time.time() - began}

@@ -31,8 +31,8 @@ class Portion:
 
 class Intake:
     """tokens: of a portion, about. Rows are taken once `alive` are in the partition. share: told of a portion as soon
-    as it is taken, on the thread. columns: numbers of a row that the leader wants to know. At most one portion lies
-    ready, so that several replicas share the work evenly."""
+    as it is taken, on the thread. columns: numbers of a row that the leader wants to know; None where a row lacks one
+    of `optional`. At most one portion lies ready, so that several replicas share the work evenly."""
 
     def __init__(
         self,
@@ -43,10 +43,11 @@ class Intake:
         longest: int,
         alive: int = 1,
         columns: Sequence[str] = (),
+        optional: Sequence[str] = (),
         share: Callable[[Portion], None] = lambda portion: None,
     ) -> None:
         self._client, self._world_size, self._tokens, self._alive = client, world_size, tokens, alive
-        self._share, self._columns = share, tuple(columns)
+        self._share, self._columns, self._optional = share, tuple(columns), tuple(optional)
         self._mean = float(longest)  # tokens of a row; of those seen so far, once there are any
         self._seen = 0
         self._ready: queue.Queue[Portion | BaseException] = queue.Queue(maxsize=1)
@@ -105,7 +106,8 @@ class Intake:
         return rows
 
     def _portion(self, rows: Rows) -> Portion:
-        data = self._client.read(rows, tuple(dict.fromkeys((N_TOKENS.name, *self._columns))))
+        names = tuple(dict.fromkeys((N_TOKENS.name, *self._columns)))
+        data = self._client.read(rows, names, optional=self._optional)
         columns = {name: [getattr(v, "item", lambda v=v: v)() for v in values] for name, values in data.items()}
         lengths = tuple(columns[N_TOKENS.name])
         self._mean = (self._mean * self._seen + sum(lengths)) / (self._seen + len(lengths))

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshy.columns import TRAIN, PartitionContract
 from meshy.device import device_kind
+from meshy.learning.blank import filled
 from meshy.models import model_folder
 from meshy.queue.rows import Rows
 from meshy.scoring.commands import ScoreRows, Settle
@@ -55,6 +57,14 @@ class ScoringService(SpmdService):
         return self.context.model_folder if self.config.model is None else model_folder(self.config.model)
 
     @property
+    def contract(self) -> PartitionContract:
+        return self.context.topology.contract.partition(TRAIN)
+
+    def optional(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Of these, the ones that only some rows have (see `Produces.route`)."""
+        return tuple(name for name in columns if name in self.contract.consumers[self.context.group.id].routed)
+
+    @property
     def micro_batch_tokens(self) -> int:
         """Tokens of one forward pass."""
         if self.config.tokens_per_micro_batch is not None:
@@ -65,7 +75,7 @@ class ScoringService(SpmdService):
 
     def setup(self) -> None:
         super().setup()
-        self.fetcher = Fetcher(self.queue, self.columns)
+        self.fetcher = Fetcher(self.queue, self.columns, self.optional(self.columns))
         self.writer = Writer(self.queue)
         with self.gpu():
             self.load()
@@ -115,7 +125,10 @@ class ScoringService(SpmdService):
     def samples(self, rows: Rows) -> list[Sample]:
         """These rows, as the model takes them."""
         assert self.fetcher is not None
-        data = self.fetcher.get(rows)
+        data = dict(self.fetcher.get(rows))
+        lengths = [len(tokens) for tokens in data["tokens"]]
+        for name in self.optional(self.columns):
+            data[name] = filled(self.contract.columns[name], data[name], lengths)
         samples = []
         for i, uid in enumerate(rows.uids):
             tokens, mask = data["tokens"][i], data["loss_mask"][i]
@@ -138,6 +151,7 @@ class ScoringService(SpmdService):
             longest=self.recipe.context_length,
             alive=self.config.rows_to_wait_for(self.recipe),
             columns=self.leader_columns,
+            optional=self.optional(self.leader_columns),
             share=lambda portion: self.tell_aside(FetchRows(portion.rows, portion.ranks)),
         )
 

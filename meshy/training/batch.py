@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.columns import Column
+from meshy.learning.blank import filled
 from meshy.learning.rewards import RewardRule
 from meshy.queue.rows import Rows
 from meshy.titan.micro_batch import Sample
@@ -121,14 +122,12 @@ def samples_of(
     """
     further = further or {}
     samples = {}
-    blank = {name: _blank(column, data[name]) for name, column in further.items()}
+    lengths = [len(tokens) for tokens in data["tokens"]]
+    more = {name: filled(column, data[name], lengths) for name, column in further.items()}
     for k, (uid, number) in enumerate(zip(rows.uids, numbers, strict=True)):
         tokens, mask = data["tokens"][k], data["loss_mask"][k]
         columns = {name: data[name][k] for name in (ROLLOUT_LOGPROBS, TOKEN_VERSIONS)}
-        for name in further:
-            columns[name] = (
-                blank[name].expand(len(tokens), *blank[name].shape) if data[name][k] is None else data[name][k]
-            )
+        columns |= {name: rows_[k] for name, rows_ in more.items()}
         for name, values in {"loss_mask": mask, **columns}.items():
             if len(values) != len(tokens):
                 raise BadRows(f"row {uid}: column {name!r} has {len(values)} entries for {len(tokens)} tokens")
@@ -137,16 +136,6 @@ def samples_of(
         columns[ADVANTAGES] = torch.full((len(tokens),), advantages[number], dtype=torch.float32)
         samples[number] = Sample(tokens=tokens, loss_mask=mask, columns=columns)
     return samples
-
-
-def _blank(column: Column, rows: Sequence[Tensor | None]) -> Tensor:
-    """What stands at a token that nobody has scored."""
-    dtype = getattr(torch, column.dtype)
-    value = torch.tensor(math.nan if dtype.is_floating_point else -1).to(dtype)
-    if column.kind == "jagged":
-        return value
-    wide = next((row.shape[1] for row in rows if row is not None), 1)
-    return value.expand(wide)
 
 
 def staleness(rows: Rows, data: Mapping[str, Any], version: int, max_staleness: int | None) -> Int[Tensor, " tokens"]:

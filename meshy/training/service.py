@@ -9,7 +9,7 @@ import torch
 from meshy.algorithms.interface import AdvantageInputs, AdvantageOutput
 from meshy.columns import EVAL, TRAIN
 from meshy.importing import load
-from meshy.learning.refine import Refiner, with_column
+from meshy.learning.refine import Refiner, check_numbers, with_column
 from meshy.learning.rewards import RewardRule
 from meshy.observe.metrics import MetricsWriter
 from meshy.queue.errors import QueueTimeout
@@ -231,6 +231,7 @@ class TrainerService(SpmdService):
             advantages = AdvantageOutput(advantages=torch.zeros_like(batch.rewards))
         else:
             advantages = self.advantage(inputs, **config.advantage_options)
+            check_numbers("advantages", advantages.advantages, batch.rewards)
         without_gradient = []
         if self.advantage_is_all and getattr(self.learner.loss, "vanishes_at_zero_advantage", False):
             without_gradient = (advantages.advantages == 0).nonzero().flatten().tolist()

@@ -1,175 +1,234 @@
-"""A judge: a language model that is asked, over an OpenAI-style endpoint, how good each response is."""
+"""A generative judge: it has another language model say how good each response is."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 import os
+import statistics
 import time
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from meshy.columns import TRAIN
 from meshy.data.prompts import Chat
 from meshy.data.task import Example, Task
-from meshy.generation.transport import Refused, Transport, Unavailable
 from meshy.importing import load
 from meshy.lifetime import former_lives, own_life
+from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.errors import StaleRows
 from meshy.queue.rows import Rows
 from meshy.rewards.sample import RewardSample
 from meshy.scoring.judge_config import JudgeConfig
+from meshy.scoring.judge_endpoint import JudgeEndpoint, NotJudged, Verdict
 from meshy.service import Context, Service
 from meshy.service.looped import until_stopped
 from meshy.service.tasks import with_task_group
 
-AGAIN = (408, 409, 425, 429)  # refusals that another try may not meet
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two tries; each is twice the one before
-SHOWN = 200  # characters of a reply that a message shows
+log = logging.getLogger("meshy.scoring")
+
+RECENT = 1024  # verdicts whose seconds are kept
 
 
-class JudgeError(RuntimeError):
-    """A response that could not be judged; the message names it, and says what was tried and what came."""
+class JudgeFailed(RuntimeError):
+    """A response that could not be judged, and no fallback, or too many in a row that needed it."""
 
 
 class JudgeService(Service):
-    """One event loop: a task for every response that is being judged."""
+    """One event loop: a task for every response that is being judged, and one that writes what has been.
+
+    At most `concurrency` rows are in its hands, from being taken until being written. Those that it has when it dies
+    are given out again by the queue, so each is judged, if perhaps twice.
+    """
 
     config: JudgeConfig
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.judged = self.retries = self.fell_back = 0
-        self.seconds = 0.0  # of replies, added up
-        self.in_hand = 0
-        self._free = asyncio.Semaphore(self.config.concurrency)
+        self.in_hand = self.judged = self.fell_back = 0
+        self._fallbacks = 0  # in a row
+        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._scored: list[tuple[Rows, float]] = []  # and not written yet
+        self._news, self._room = asyncio.Event(), asyncio.Event()
         self._runner = asyncio.Runner()
+        self.endpoint: JudgeEndpoint | None = None
+        self.rows: AsyncQueueClient | None = None
+        self.lines: JsonlWriter | None = None
+
+    # The life of the service ------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        config, recipe = self.config, self.recipe
+        recipe, config = self.recipe, self.config
         task: Task = load(recipe.data)(**{"seed": recipe.seed, **recipe.data_options})
         self.examples: dict[str, Example] = {example.id: example for example in task.train}
         self.chat = Chat(self.context.model_folder)
-        self.prompt, self.parse = load(config.prompt), load(config.parse)
-        urls = [config.url] if config.url else [f"{url}/v1" for url in self.context.topology.urls(config.group or "")]
-        self.urls = [f"{str(url).rstrip('/')}/chat/completions" for url in urls]
-        key = os.environ.get(config.api_key_env) if config.api_key_env else None
-        self.http = Transport({"authorization": f"Bearer {key}"} if key else {})
+        urls = [config.url] if config.url is not None else self._urls_of_group()
+        key = None if config.api_key_env is None else os.environ[config.api_key_env].strip()
+        self.endpoint = JudgeEndpoint(config, urls, load(config.prompt), load(config.parse), key)
+        self.lines = JsonlWriter(self._file())
+        self._runner.run(self._connect())
 
-    def run(self) -> None:
-        if not self.stopping.is_set():
-            self._runner.run(until_stopped(self, self._work()))
+    def _urls_of_group(self) -> list[str]:
+        assert self.config.group is not None
+        return [f"{url}/v1" for url in self.context.topology.urls(self.config.group)]
 
-    def close(self) -> None:
-        self._runner.close()
+    def _file(self) -> Any:
+        """Every verdict, a line each."""
+        index, file = self.context.replica.index, self.context.folder.path / f"{self.context.group.id}.jsonl"
+        return file if index == 0 else file.with_suffix(f".{index}.jsonl")
 
-    async def _work(self) -> None:
+    async def _connect(self) -> None:
         context = self.context
-        client = AsyncQueueClient(
+        self.rows = AsyncQueueClient(
             context.endpoints,
             context.topology.contract,
             context.replica.name,
             life=own_life(),
             former=former_lives(),
         )
-        async with client:
-            try:
-                await with_task_group(lambda tasks: self._take(client, tasks))
-            finally:
-                await self.http.close()
+        await self.rows.connect()
 
-    async def _take(self, client: AsyncQueueClient, tasks: asyncio.TaskGroup) -> None:
-        """Rows as they come, each as soon as there is a place for it."""
+    def run(self) -> None:
+        if not self.stopping.is_set():
+            self._runner.run(until_stopped(self, with_task_group(self._judge_rows)))
+
+    def close(self) -> None:
+        self._runner.run(self._close())
+        self._runner.close()
+        if self.lines is not None:
+            self.lines.close()
+
+    async def _close(self) -> None:
+        for part in (self.endpoint, self.rows):
+            if part is not None:
+                await part.close()
+
+    # The work ---------------------------------------------------------------------------------------------------------
+
+    async def _judge_rows(self, tasks: asyncio.TaskGroup) -> None:
+        assert self.rows is not None
+        tasks.create_task(self._write_scores(), name="write")
         while True:
-            await self._free.acquire()
-            rows = await client.take(TRAIN, at_most=1)
-            self.in_hand += 1
-            tasks.create_task(self._judge(client, rows), name=f"judge {rows.uids[0]}")
+            rows = await self.rows.take(TRAIN, at_most=self.config.concurrency - self.in_hand)
+            self.in_hand += len(rows)
+            data: Mapping[str, Any] = await self.rows.read(rows)
+            for i, uid in enumerate(rows.uids):
+                columns = {name: values[i] for name, values in data.items()}
+                tasks.create_task(self._judge(rows.select([i]), columns), name=f"row {uid}")
+            while self.in_hand >= self.config.concurrency:
+                self._room.clear()
+                await self._room.wait()
 
-    async def _judge(self, client: AsyncQueueClient, rows: Rows) -> None:
+    async def _judge(self, rows: Rows, columns: Mapping[str, Any]) -> None:
+        (uid,) = rows.uids
+        assert self.endpoint is not None
+        sample, began = self.sample(uid, columns), time.time()
         try:
-            sample = await self._sample(client, rows)
-            score = await self._score(rows.uids[0], sample)
-            await client.write(rows, {self.config.column: [score]})
-            self.judged += 1
-        except StaleRows as stale:
-            self.log.info("%s", stale)  # another life of this service had judged it
-        finally:
-            self.in_hand -= 1
-            self._free.release()
+            verdict = await self.endpoint.verdict(sample)
+        except NotJudged as error:
+            score = self._instead(uid, sample, error)
+        except Exception as error:
+            error.add_note(f"while row {uid} was judged; its sample: {sample.describe()}")
+            raise
+        else:
+            score = verdict.score
+            self._told(uid, columns["prompt_id"], verdict)
+        self.timeline.record("judge", began, time.time())
+        self._scored.append((rows, score))
+        self._news.set()
 
-    async def _sample(self, client: AsyncQueueClient, rows: Rows) -> RewardSample:
-        """The response, as a reward would be given it."""
-        data: dict[str, Any] = await client.read(rows)
-        id = data["prompt_id"][0]
-        if id not in self.examples:
-            raise JudgeError(f"row {rows.uids[0]}: the data have no training prompt {id!r}; are they the same here?")
-        example, tokens = self.examples[id], data["tokens"][0][data["loss_mask"][0]]
+    def sample(self, uid: str, columns: Mapping[str, Any]) -> RewardSample:
+        """A row as a reward sees it. columns: its own. ValueError for a prompt that the data do not have."""
+        example = self.examples.get(columns["prompt_id"])
+        if example is None:
+            raise ValueError(
+                f"row {uid}: the run's data have no training prompt {columns['prompt_id']!r} here; a data factory must "
+                "return the same examples whenever it is called with the same options"
+            )
+        written = columns["loss_mask"].nonzero()
+        start = int(written[0]) if len(written) else len(columns["tokens"])
         return RewardSample(
             prompt=example.messages,
-            response=self.chat.decode(tokens.tolist()),
+            response=self.chat.decode(columns["tokens"][start:].tolist()),
             answer=example.answer,
-            finish_reason=data["finish_reason"][0],
+            finish_reason=columns["finish_reason"],
             info=example.info,
         )
 
-    async def _score(self, uid: str, sample: RewardSample) -> float:
-        """What the judge says, after as many tries as it takes and the recipe allows."""
-        config = self.config
-        body = {
-            "model": config.model,
-            "messages": list(self.prompt(sample)),
-            "max_tokens": config.max_tokens,
-            "temperature": config.temperature,
-        }
-        trouble, attempt = "nothing was tried", 0
-        for attempt in range(1, config.attempts + 1):
-            if attempt > 1:
-                self.retries += 1
-                await asyncio.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 2)))
-            url = self.urls[(self.judged + attempt) % len(self.urls)]
-            began = time.monotonic()
-            try:
-                answer = await self.http.request("POST", url, body, config.request_deadline)
-                return self._read(answer, sample)
-            except Refused as error:
-                trouble = str(error)
-                if error.status not in AGAIN:
-                    break
-            except (Unavailable, ValueError) as error:
-                trouble = str(error)
-            finally:
-                self.seconds += time.monotonic() - began
-        told = f"row {uid} could not be judged after {attempt} of {config.attempts} attempts: {trouble}"
-        if config.fallback is None:
-            raise JudgeError(f"{told}. Set fallback to the score that such responses are to get, or mend the endpoint")
-        self.fell_back += 1
-        self.log.warning("%s; it gets %g", told, config.fallback)
-        return config.fallback
+    def _told(self, uid: str, prompt_id: str, verdict: Verdict) -> None:
+        assert self.lines is not None
+        self.judged += 1
+        self._fallbacks = 0
+        self._seconds.append(verdict.seconds)
+        self.lines.write(
+            {
+                "uid": uid,
+                "prompt_id": prompt_id,
+                "score": verdict.score,
+                "verdict": verdict.text,
+                "attempts": verdict.attempts,
+                "seconds": verdict.seconds,
+            }
+        )
 
-    def _read(self, answer: Any, sample: RewardSample) -> float:
-        """ValueError where the reply cannot be read."""
+    def _instead(self, uid: str, sample: RewardSample, error: NotJudged) -> float:
+        """The reward of a response that was not judged. Raises JudgeFailed."""
+        told = f"row {uid} could not be judged: {error}\n  sample: {sample.describe()}"
+        if self.config.fallback is None:
+            raise JudgeFailed(f"{told}\nset `fallback` to go on with a reward for such responses") from error
+        self._fallbacks += 1
+        self.fell_back += 1
+        if self._fallbacks > self.config.max_fallbacks:
+            raise JudgeFailed(
+                f"{told}\nit is number {self._fallbacks} in a row, more than max_fallbacks; is the judge there at all?"
+            ) from error
+        log.warning("%s\n  its reward is the fallback, %g", told, self.config.fallback)
+        return self.config.fallback
+
+    async def _write_scores(self) -> None:
+        """Whatever has been judged since the last write goes into its rows at once, for each write costs
+        milliseconds."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            scored, self._scored = self._scored, []
+            await self._write(Rows.concat(rows for rows, _ in scored), [score for _, score in scored])
+            self.in_hand -= len(scored)
+            self._room.set()
+
+    async def _write(self, rows: Rows, scores: list[float]) -> None:
+        """A row that was cleared meanwhile had its score from another life of this service: it is left out."""
+        assert self.rows is not None
         try:
-            text = answer["choices"][0]["message"]["content"]
-        except (TypeError, KeyError, IndexError) as error:
-            raise ValueError(f"the answer is no chat completion: {str(answer)[:SHOWN]!r}") from error
-        try:
-            score = float(self.parse(text or "", sample))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"the reply cannot be read ({error}): {str(text)[-SHOWN:]!r}") from error
-        if not math.isfinite(score):
-            raise ValueError(f"the reply was read as {score}: {str(text)[-SHOWN:]!r}")
-        return score
+            await self.rows.write(rows, {self.config.column: scores})
+        except StaleRows as stale:
+            if len(rows) == 1:
+                log.info("%s", stale)
+                return
+            for i, score in enumerate(scores):
+                await self._write(rows.select([i]), [score])
+
+    # What others see --------------------------------------------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
-        doing = f"judging {self.in_hand} responses" if self.in_hand else "waiting for rows"
-        return {"doing": doing, "judged": self.judged, "retries": self.retries, "fell_back": self.fell_back}
+        about: dict[str, Any] = {
+            "doing": f"judging {self.in_hand} rows" if self.in_hand else "waiting for rows",
+            "rows": self.judged + self.fell_back,
+        }
+        if self.state == "ready" and self.endpoint is not None and self.endpoint.trouble:
+            about["detail"] = self.endpoint.trouble
+        return about
 
     def metrics(self) -> dict[str, float]:
+        """seconds: that a verdict takes, attempts included; the median of the last ones."""
         group = self.context.group.id
+        seconds = list(self._seconds)  # a copy: this is another thread than the loop's
         return {
             f"{group}/judged": self.judged,
-            f"{group}/retries": self.retries,
+            f"{group}/retried": 0 if self.endpoint is None else self.endpoint.retried,
             f"{group}/fell_back": self.fell_back,
-            f"{group}/reply_seconds": self.seconds / max(1, self.judged),
+            f"{group}/in_hand": self.in_hand,
+            f"{group}/seconds": statistics.median(seconds) if seconds else 0.0,
         }

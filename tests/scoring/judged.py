@@ -1,6 +1,10 @@
-"""A recipe for tests: GRPO on the demo task by what a judge says, and the functions by which it is asked."""
+"""A recipe for tests: the demo in lock step, judged by the policy itself. It answers each question once more, greedily,
+and a response is good if it comes to the same sum."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 from meshy.inference.config import InferenceConfig
 from meshy.recipe import Recipe, Sampling, ServiceGroup
@@ -10,48 +14,42 @@ from meshy.scoring.judge_config import JudgeConfig
 from meshy.training.config import TrainerConfig
 
 
-def ask_the_same(sample: RewardSample) -> list[dict[str, str]]:
-    """A judge that works the sum out by itself."""
-    return [{"role": message["role"], "content": message["content"]} for message in sample.prompt]
+def question(sample: RewardSample) -> list[dict[str, Any]]:
+    return [dict(message) for message in sample.prompt]
 
 
-def agrees(text: str, sample: RewardSample) -> float:
-    """Whether it came to the same."""
-    if "#" not in text:
-        raise ValueError("it holds no result")
-    return float(text.rpartition("#")[2].strip() == sample.response.rpartition("#")[2].strip())
+def same_sum(text: str, sample: RewardSample) -> bool:
+    """Whether both come to one number. ValueError where the judge comes to none."""
+    judged, said = (re.findall(r"#(\d+)", answer) for answer in (text, sample.response))
+    if not judged:
+        raise ValueError("it comes to no sum")
+    return judged[-1:] == said[-1:]
 
 
-def recipe(url: str | None = None) -> Recipe:
-    """url: of a judge; None: the policy's own inference answers."""
+def recipe(model: str = "recipes/demo_model") -> Recipe:
+    judge = JudgeConfig(
+        group="inference", prompt=question, parse=same_sum, max_tokens=60, attempts=2, backoff=0.1, fallback=0.0
+    )
     return Recipe(
         name="judged",
-        model="recipes/demo_model",
+        model=model,
         data="meshy.data.addition:addition",
+        data_options={"max_digits": 3},
         steps=2,
         deterministic=True,
         sampling=Sampling(max_new_tokens=60),
         context_length=128,
         groups=(
             ServiceGroup(id="inference", config=InferenceConfig(engine="embedded"), gpus_per_replica=1),
-            ServiceGroup(
-                id="judge",
-                config=JudgeConfig(
-                    url=url,
-                    group=None if url else "inference",
-                    prompt=ask_the_same,
-                    parse=agrees,
-                    max_tokens=60,
-                    attempts=3,
-                ),
-                wait_for=("inference",),
-            ),
+            ServiceGroup(id="judge", config=judge, wait_for=("inference",)),
             ServiceGroup(
                 id="trainer",
-                config=TrainerConfig(batch_size=32, lr=1e-4, rewards={"judge_reward": 1.0}),
+                config=TrainerConfig(batch_size=64, lr=1e-4, rewards={"judge_reward": 1.0}),
                 gpus_per_replica=1,
                 wait_for=("inference",),
             ),
-            ServiceGroup(id="rollout", config=RolloutConfig(group_size=4, evaluate=False), wait_for=("judge",)),
+            ServiceGroup(
+                id="rollout", config=RolloutConfig(group_size=8, evaluate=False), wait_for=("inference", "judge")
+            ),
         ),
     )

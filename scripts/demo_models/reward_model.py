@@ -1,6 +1,6 @@
-"""The reward model: a sequence classifier that tells right answers from wrong ones, read at an answer's last token.
+"""The reward model: a sequence classifier of right and wrong answers, read at an answer's last token.
 
-It begins as a language model of the demo, whose guess of the next digit is most of what it takes to check one.
+It begins as a language model of the demo. So small a model judges poorly: it is for trying the role out.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 MEETING_SECONDS = 60.0  # within which every rank connects; all have met already when the line is laid
 WATCHDOG_SECONDS = 60.0  # of waiting for the others, then a line in the log says for whom
+ECHO_SECONDS = 2.0  # in which a rank that fails listens whether another one was lost before it
 LOST = 70  # exit status of a process that ends because another rank of its replica is gone
 
 
@@ -59,6 +60,7 @@ class Crew:
         self._sockets: dict[int, socket.socket] = {}
         self._sending = threading.Lock()
         self._ending = threading.Event()
+        self._loss = threading.Event()
         if world_size > 1:
             self._sockets = _gather(world_size, host, store) if rank == 0 else {0: _join(rank, store)}
         for other, connection in self._sockets.items():
@@ -93,9 +95,16 @@ class Crew:
                 log.warning("waiting %.0f s for ranks %s to %s", time.monotonic() - began, ranks, what)
 
     def fail(self, why: str) -> None:
-        """This rank has failed: every other rank ends, saying why."""
-        if self._ending.is_set():
+        """This rank has failed: every other rank ends, saying why.
+
+        A collective raises, too, where another rank has died: so it first listens for a moment, and if there was such a
+        loss, that is the reason that all give.
+        """
+        if self._ending.is_set() or (self._sockets and self._loss.wait(ECHO_SECONDS)):
             return
+        self._fail(why)
+
+    def _fail(self, why: str) -> None:
         self._ending.set()
         self._tell(("failed", f"rank {self.rank} failed: {why}"))
 
@@ -142,11 +151,12 @@ class Crew:
 
     def _failed_aside(self, why: str) -> None:
         """The main thread may be stuck in a collective, so it is not the one to end this process."""
-        self.fail(why)
+        self._fail(why)
         self._on_loss(f"rank {self.rank} failed: {why}")
 
     def _lost(self, other: int, why: str) -> None:
         """Rank 0 passes the news on, so that everybody gives the same reason."""
+        self._loss.set()
         if self.rank == 0:
             self._ending.set()
             self._tell(("failed", why), but=other)

@@ -56,15 +56,15 @@ def test_no_ring_is_lost_in_a_race_of_puts_and_takes(no_polls, writer, scorer, p
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_a_cancellation_that_comes_together_with_the_ring_is_not_lost(no_polls, writer, queue, contract, turns):
+def test_a_cancellation_that_comes_together_with_the_ring_is_not_lost(no_polls, queue, contract, partition, turns):
     async def ring_and_cancel():
         async with AsyncQueueClient(queue.endpoints, contract, "scorer.0") as scorer:
-            waiter = asyncio.create_task(scorer.take("rows0"))
-            while "rows0" not in scorer._doorbell._events:
+            waiter = asyncio.create_task(scorer.take(partition))
+            while partition not in scorer._doorbell._events:
                 await scorer.table()
             for _ in range(3):  # it has looked by then, and waits
                 await scorer.table()
-            scorer._doorbell._events["rows0"].set()
+            scorer._doorbell._events[partition].set()
             for _ in range(turns):
                 await asyncio.sleep(0)
             waiter.cancel()

@@ -237,6 +237,7 @@ def _derive_partition(name: str, declarations: tuple[Declaration, ...], faults: 
     for declaration in declarations:
         _check_routes(name, declaration, columns, producers, faults)
     _check_readers(name, consumers, producers, faults)
+    _check_circles(name, consumers, producers, faults)
     acks = [ack_column(consumer.name) for consumer in consumers.values() if not consumer.end]
     for consumer in consumers.values():
         if not consumer.end:
@@ -402,6 +403,61 @@ def _check_readers(partition: str, consumers: Mapping[str, Consumer], producers:
                 f"{partition}.{column}, which {' and '.join(map(repr, groups))} would add to the rows of others, is "
                 "read by nobody: name it in the trainer's also_consumes, or drop the role"
             )
+
+
+def _check_circles(partition: str, consumers: Mapping[str, Consumer], producers: _Producers, faults: list[str]) -> None:
+    """Roles that wait for one another's columns, in rows of no route or of one, would wait for ever."""
+    routes = sorted({p.route for sources in producers.values() for _, p in sources if p.route is not None})
+    for route in (None, *routes):
+        if stuck := _stuck(_waits(route, consumers, producers)):
+            faults.append(_told_circle(partition, stuck))
+            return
+
+
+_Wanted = tuple[str, frozenset[str]]
+"""A column, and the groups that write it into rows that are there."""
+
+
+def _waits(
+    route: str | None, consumers: Mapping[str, Consumer], producers: _Producers
+) -> dict[str, frozenset[_Wanted]]:
+    """Group -> what it waits for in rows of the route before it sees one; the least of its readers."""
+    own = None if route is None else route_column(route)
+    waits: dict[str, frozenset[_Wanted]] = {}
+    for consumer in consumers.values():
+        if consumer.route not in (None, own):
+            continue
+        wanted = set()
+        for column in consumer.columns:
+            sources = [s for s in producers.get(column, ()) if s[1].route in (None, route) and not s[1].shared]
+            if sources and not any(_creates(group, producers) for group, _ in sources):
+                wanted.add((column, frozenset(group for group, _ in sources)))
+        if consumer.group not in waits or len(wanted) < len(waits[consumer.group]):
+            waits[consumer.group] = frozenset(wanted)
+    return waits
+
+
+def _stuck(waits: Mapping[str, Iterable[_Wanted]]) -> dict[str, set[_Wanted]]:
+    """The groups that never see a row, and what they never get."""
+    stuck = {group: set(wanted) for group, wanted in waits.items()}
+    while True:
+        held = {group: {w for w in wanted if stuck.keys() & w[1]} for group, wanted in stuck.items()}
+        held = {group: wanted for group, wanted in held.items() if wanted}
+        if held.keys() == stuck.keys():
+            return held
+        stuck = held
+
+
+def _told_circle(partition: str, stuck: Mapping[str, set[_Wanted]]) -> str:
+    """One circle among those that are stuck; others may only wait behind it."""
+    group, steps = min(stuck), {}
+    while group not in steps:
+        column, writers = min(stuck[group], key=lambda wanted: wanted[0])
+        steps[group] = (column, min(stuck.keys() & writers))
+        group = steps[group][1]
+    circle = list(steps)[list(steps).index(group) :]
+    told = ", and ".join(f"{g!r} waits for {partition}.{steps[g][0]} of {steps[g][1]!r}" for g in circle)
+    return f"{told}: none of these ever comes; drop one of the columns"
 
 
 def _creates(group: str, producers: _Producers) -> bool:

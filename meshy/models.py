@@ -73,15 +73,15 @@ def folder_faults(folder: Path) -> list[str]:
     return faults + _weight_faults(folder)
 
 
-def weight_shape(folder: Path, name: str) -> tuple[int, ...] | None:
-    """The shape of one tensor of a folder's safetensors; None where there is none of that name."""
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a folder's safetensors, of which only the headers are read."""
     from safetensors import safe_open
 
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as weights:
-            if name in weights.keys():  # noqa: SIM118 - it is no mapping
-                return tuple(weights.get_slice(name).get_shape())
-    return None
+            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _weight_faults(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,13 +16,14 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshy.columns import Contract
 from meshy.queue.admin import wait_until_ready
 from meshy.queue.endpoints import CONTROLLER_PORTS, ControllerEndpoint, Endpoints, StorageEndpoint
+from meshy.topology import FIRST_BASE_PORT, LOWEST_PORT
 
 HOST = "127.0.0.1"
 
@@ -83,12 +85,22 @@ def _start(files: Path, log: Path, roles: list[str] | tuple[str, ...]) -> subpro
         )
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine on which nobody listens now. They lie below those that connections are given, or one of
+    them might be taken by any program before it is used, and below those of runs."""
+    ports: list[int] = []
+    with ExitStack() as held:
+        while len(ports) < count:
+            port = random.SystemRandom().randrange(LOWEST_PORT, FIRST_BASE_PORT)
+            with suppress(OSError):
+                held.enter_context(socket.create_server((HOST, port)))
+                ports.append(port)
+    return ports
+
+
 def free_endpoints(storage_units: int = 1) -> Endpoints:
     """Endpoints of a new run on ports that are free now."""
-    held = [socket.create_server((HOST, 0)) for _ in range(len(CONTROLLER_PORTS) + storage_units)]
-    ports = [listener.getsockname()[1] for listener in held]
-    for listener in held:
-        listener.close()
+    ports = free_ports(len(CONTROLLER_PORTS) + storage_units)
     controller = dict(zip(CONTROLLER_PORTS, ports, strict=False))
     return Endpoints(
         controller=ControllerEndpoint(host=HOST, **controller),

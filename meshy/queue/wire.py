@@ -51,9 +51,15 @@ class Wire:
     async def _request(self, role: str, kind: Any, what: str, body: dict[str, Any]) -> dict[str, Any]:
         peer = self._peers[role]
         message = Message.create(request_type=kind, sender_id=self._sender, receiver_id=peer.id, body=body)
+        loop, half = asyncio.get_running_loop(), self.deadline / 2
         try:
-            async with asyncio.timeout(self.deadline):  # cheaper than wait_for, which would start a task
-                answer = await self._exchange(peer, message)
+            # In halves: a process that was stopped for longer has the second one to find the answer that has come.
+            async with asyncio.timeout(None) as limit:  # cheaper than wait_for, which would start a task
+                first = loop.call_later(half, lambda: limit.reschedule(loop.time() + half))
+                try:
+                    answer = await self._exchange(peer, message)
+                finally:
+                    first.cancel()
         except TimeoutError:
             raise QueueUnreachable(
                 f"{self.caller}: the queue's {role} (tcp://{peer.ip}:{peer.ports['request']}, {peer.id}) did not "

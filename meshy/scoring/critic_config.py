@@ -102,6 +102,6 @@ class CriticConfig(ModelOptions):
         return faults + super().faults(recipe)
 
     def preflight(self, recipe: Recipe) -> list[str]:
-        from meshy.scoring.preflight import model_faults
+        from meshy.scoring.preflight import critic_faults
 
-        return model_faults(self, recipe)
+        return critic_faults(self, recipe)

@@ -15,7 +15,7 @@ from meshy.titan.sharing import spread
 
 log = logging.getLogger("meshy.scoring")
 
-TURN_SECONDS = 1.0  # of waiting for rows, then the thread looks whether it is to end
+TURN_SECONDS = 1.0  # of waiting for somebody to want rows, then the thread looks whether it is to end
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class Intake:
         self._thread.start()
 
     def next(self) -> Portion:
-        """Waits for rows, with a line in the log now and then from the queue's client. Raises what taking has
-        raised."""
+        """Waits for rows; the queue's client says in the log now and then for what. Raises what taking has raised."""
         return self._opened(self._ready.get())
 
     def more(self) -> Portion | None:
@@ -77,6 +76,7 @@ class Intake:
         return entry
 
     def close(self) -> None:
+        """The thread ends at the latest when its client is closed."""
         self._closing = True
 
     # The thread -------------------------------------------------------------------------------------------------------
@@ -84,24 +84,21 @@ class Intake:
     def _run(self) -> None:
         try:
             while not self._closing:
-                if (rows := self._take()) is not None:
-                    portion = self._portion(rows)
-                    self._share(portion)
-                    self._put(portion)
+                portion = self._portion(self._take())
+                self._share(portion)
+                self._put(portion)
         except BaseException as error:  # noqa: BLE001 - whatever it is, `next` raises it
             if not self._closing:
                 self._put(error)
 
-    def _take(self) -> Rows | None:
+    def _take(self) -> Rows:
+        """Waits as long as the client lives."""
         at_most = max(1, int(self._tokens / self._mean))
         try:
-            rows = self._client.take(TRAIN, at_most=at_most, alive=self._alive, timeout=0)
+            return self._client.take(TRAIN, at_most=at_most, alive=self._alive, timeout=0)
         except QueueTimeout:
             self._nothing.set()
-            try:
-                rows = self._client.take(TRAIN, at_most=at_most, alive=self._alive, timeout=TURN_SECONDS)
-            except QueueTimeout:
-                return None
+            rows = self._client.take(TRAIN, at_most=at_most, alive=self._alive)
         self._nothing.clear()
         return rows
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshy.models import ModelError, folder_faults, model_folder, read_config, weight_shape
+from meshy.models import ModelError, folder_faults, model_folder, read_config, weight_shapes
 from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions, TeacherConfig
+from meshy.scoring.critic_config import CriticConfig
 from meshy.scoring.reward_model_config import RewardModelConfig
 from meshy.scoring.tokenizers import (
     TokenMapError,
@@ -17,25 +18,21 @@ from meshy.scoring.tokenizers import (
     token_map_faults,
     tokens_by_id,
 )
+from meshy.trainable import VALUE, backend_faults, loading_faults
 
-HEAD = "score.weight"  # as transformers calls the head of a sequence classifier
 
-
-def model_faults(config: ModelOptions, recipe: Recipe) -> list[str]:
-    """Whether the model can be had, is whole, and takes rows of the run's length."""
+def model_faults(config: ModelOptions, recipe: Recipe, *, value_head: bool = False) -> list[str]:
+    """Whether the model can be had, is whole, can be loaded and takes rows of the run's length. value_head: see
+    `loading_faults`."""
+    faults = backend_faults(config.spmd_backend)
     if config.model is None:
-        return []  # it is the run's own
+        return faults  # it is the run's own, of which the ignitor and the trainer say what is wrong
     try:
         folder = model_folder(config.model)
-        faults = [f"model: {fault}" for fault in folder_faults(folder)]
-        longest = read_config(folder).get("max_position_embeddings", recipe.context_length) if not faults else 0
+        found = folder_faults(folder) or loading_faults(folder, recipe.context_length, value_head=value_head)
     except ModelError as error:
-        return [f"model: {error}"]
-    if not faults and longest < recipe.context_length:
-        faults.append(
-            f"model: {folder} takes rows of {longest} tokens, but context_length is {recipe.context_length}; lower that"
-        )
-    return faults
+        found = [str(error)]
+    return faults + [f"model: {fault}" for fault in found]
 
 
 def teacher_faults(config: TeacherConfig, recipe: Recipe) -> list[str]:
@@ -63,10 +60,10 @@ def _size_faults(config: TeacherConfig, policy_vocab: int, own_vocab: int) -> li
     least = min(policy_vocab, own_vocab)
     if "topk" in config.scores and config.k > least:
         faults.append(f"k: expected at most {least}, the size of the vocabulary, got {config.k}")
-    if "vocabulary" in config.scores and policy_vocab != own_vocab and config.token_map is None:
+    if policy_vocab > own_vocab and config.token_map is None:
         faults.append(
-            f"scores: 'vocabulary' needs one vocabulary for both, but the policy's has {policy_vocab} entries and this "
-            f"model's {own_vocab}; take topk or candidates, or give a token_map"
+            f"model: it has {own_vocab} token ids and the policy {policy_vocab}, so it could not read all that the "
+            "policy may write; take a model of at least as many, or give a token_map"
         )
     return faults
 
@@ -103,7 +100,7 @@ def _told(token: str | None) -> str:
 def reward_model_faults(config: RewardModelConfig, recipe: Recipe) -> list[str]:
     """Every fault of a reward model: it must have a head of one number that was trained, and read what the policy
     writes."""
-    if faults := model_faults(config, recipe):
+    if faults := model_faults(config, recipe, value_head=True):
         return faults
     own = model_folder(config.model)
     faults = head_faults(own)
@@ -114,14 +111,21 @@ def reward_model_faults(config: RewardModelConfig, recipe: Recipe) -> list[str]:
     return faults + tokenizer_faults(policy, own)
 
 
+def critic_faults(config: CriticConfig, recipe: Recipe) -> list[str]:
+    """Every fault of a critic: what it reads are the policy's tokens."""
+    if (faults := model_faults(config, recipe, value_head=True)) or config.model is None:
+        return faults
+    try:
+        return tokenizer_faults(model_folder(recipe.model), model_folder(config.model))
+    except ModelError:
+        return []  # of the policy; the ignitor says so
+
+
 def head_faults(folder: Path) -> list[str]:
     """A fault where a folder's weights hold no head that gives one number a token."""
-    shape = weight_shape(folder, HEAD)
-    if shape is None:
-        return [
-            f"model: the weights in {folder} hold no {HEAD}, the head by which a sequence classifier gives its number; "
-            "take a reward model that was trained as one (transformers' ...ForSequenceClassification)"
-        ]
-    if shape[0] != 1:
-        return [f"model: the head of {folder} gives {shape[0]} numbers; take a model that gives one (num_labels=1)"]
-    return []
+    if VALUE in weight_shapes(folder):
+        return []
+    return [
+        f"model: the weights in {folder} hold no {VALUE}, the head by which a sequence classifier gives its number; "
+        "take a reward model that was trained as one (transformers' ...ForSequenceClassification)"
+    ]

@@ -40,6 +40,7 @@ class TeacherService(ScoringService):
             self.token_map = torch.tensor(
                 load_token_map(config.token_map, self.context.model_folder, self.folder), device=self.engine.device
             )
+        self.vocab = vocabulary_size(self.context.model_folder)
         self.part = max(LEAST_ROWS, config.part_mb * 2**20 // (4 * vocabulary_size(self.folder)))
 
     def score(self, samples: Sequence[Sample]) -> Mapping[str, Sequence[Any]]:
@@ -53,10 +54,11 @@ class TeacherService(ScoringService):
             candidates=batch.columns[names[0]].long() if names else None,
             k=config.k,
             temperature=self.temperature,
+            vocab=self.vocab,
             token_map=self.token_map,
         )
         parts = self.engine.reduced(self._as_read(batch, samples), reduce, self.part)
-        return {name: by_row(part, samples) for name, part in zip(config.columns, parts, strict=False)}
+        return {name: by_row(part, samples) for name, part in zip(config.columns, parts, strict=True)}
 
     def _as_read(self, batch: MicroBatch, samples: Sequence[Sample]) -> MicroBatch:
         """The batch in this model's own tokens."""

@@ -124,7 +124,7 @@ def live(service: Service) -> int:
     except BaseException as error:
         was_ready = service.state == "ready"
         service.tell("failed")
-        if was_ready or not isinstance(error, Exception):
+        if was_ready or isinstance(error, (SystemExit, KeyboardInterrupt)):  # TorchTitan's errors may be no Exception
             raise
         traceback.print_exc()
         return FAILED_TO_START

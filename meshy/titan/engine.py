@@ -28,7 +28,7 @@ from meshy.titan.micro_batch import MicroBatch
 from meshy.titan.model_spec import model_spec
 from meshy.titan.parked import Parking
 from meshy.titan.policy_model import Reduce
-from meshy.titan.qwen3 import VALUE
+from meshy.trainable import VALUE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from meshy.models import read_config
 from meshy.titan.attention import CausalAttention
 from meshy.titan.qwen2 import Qwen2Adapter, qwen2_config
 from meshy.titan.qwen3 import Qwen3Adapter, qwen3_config
+from meshy.trainable import config_faults
 
 # model_type -> (builder of the model's config, its Hugging Face state-dict adapter).
 MODELS: dict[str, tuple[Callable[..., Any], type]] = {
@@ -30,12 +31,9 @@ def model_spec(folder: Path, *, max_seq_len: int, flex: bool, value_head: bool) 
     Raises ValueError where the architecture, or a setting of it, is not supported.
     """
     hf = read_config(folder)
-    kind = hf.get("model_type")
-    if kind not in MODELS:
-        raise ValueError(f"{folder}: model_type {kind!r} is not supported here; supported: {', '.join(MODELS)}")
-    labels = len(hf.get("id2label", (0,))) if value_head and "id2label" in hf else 1
-    if labels != 1:
-        raise ValueError(f"{folder}: its head gives {labels} numbers; one that gives one (num_labels=1) is needed")
+    if faults := config_faults(hf):
+        raise ValueError(f"{folder}: {'; '.join(faults)}")
+    kind = hf["model_type"]
     limit = hf.get("max_position_embeddings", max_seq_len)
     if max_seq_len > limit:
         raise ValueError(f"{folder}: rows of {max_seq_len} tokens, but the model's positions end at {limit}")

@@ -14,8 +14,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
 from meshy.titan.policy_model import Head, PolicyModel
-
-VALUE = "score.weight"  # as transformers calls the head of a sequence classifier
+from meshy.trainable import VALUE, head_dim, rope_theta
 
 
 class Qwen3Adapter(Qwen3StateDictAdapter):
@@ -31,8 +30,6 @@ def qwen3_config(
     hf: dict[str, Any], *, max_seq_len: int, inner_attention: Module.Config, value_head: bool
 ) -> PolicyModel.Config:
     """`hf` is the parsed config.json."""
-    if hf.get("attention_bias"):
-        raise ValueError("a Qwen3 model with attention_bias=true is not supported")
     return decoder_config(
         hf,
         max_seq_len=max_seq_len,
@@ -54,12 +51,7 @@ def decoder_config(
 ) -> PolicyModel.Config:
     """The decoder that the Qwen family shares; sizes come from config.json. value_head: the last layer gives one number
     a token instead of logits; 0 for all where the folder has no weights for it."""
-    if hf.get("use_sliding_window"):
-        raise ValueError("sliding-window attention (use_sliding_window=true) is not supported")
-    if hf.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported; only silu is")
-    dim, layers, vocab = hf["hidden_size"], hf["num_hidden_layers"], hf["vocab_size"]
-    head_dim = hf.get("head_dim") or dim // hf["num_attention_heads"]
+    dim, layers, vocab, per_head = hf["hidden_size"], hf["num_hidden_layers"], hf["vocab_size"], head_dim(hf)
     init = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
     tied = bool(hf.get("tie_word_embeddings", False)) and not value_head
     last = {"weight": nn.init.zeros_} if value_head else init
@@ -74,17 +66,17 @@ def decoder_config(
             attention=GQAttention.Config(
                 n_heads=hf["num_attention_heads"],
                 n_kv_heads=hf["num_key_value_heads"],
-                head_dim=head_dim,
+                head_dim=per_head,
                 dim=dim,
                 qkv_linear=QKVLinear.Config(
-                    head_dim=head_dim,
-                    wq=linear(dim, hf["num_attention_heads"] * head_dim, init, bias=qkv_bias),
-                    wkv=linear(dim, hf["num_key_value_heads"] * head_dim, init, bias=qkv_bias),
+                    head_dim=per_head,
+                    wq=linear(dim, hf["num_attention_heads"] * per_head, init, bias=qkv_bias),
+                    wkv=linear(dim, hf["num_key_value_heads"] * per_head, init, bias=qkv_bias),
                 ),
-                wo=linear(hf["num_attention_heads"] * head_dim, dim, init),
-                qk_norm=norm(head_dim) if qk_norm else None,
+                wo=linear(hf["num_attention_heads"] * per_head, dim, init),
+                qk_norm=norm(per_head) if qk_norm else None,
                 inner_attention=inner_attention,
-                rope=CosSinRoPE.Config(dim=head_dim, max_seq_len=max_seq_len, theta=rope_theta(hf)),
+                rope=CosSinRoPE.Config(dim=per_head, max_seq_len=max_seq_len, theta=rope_theta(hf)),
             ),
             feed_forward=make_ffn_config(
                 dim=dim, hidden_dim=hf["intermediate_size"], w1_param_init=init, w2w3_param_init=init
@@ -111,12 +103,3 @@ def linear(in_features: int, out_features: int, init: dict[str, Any], *, bias: b
     """A linear layer's config; `init` may name a bias that the layer does not have."""
     used = init if bias else {"weight": init["weight"]}
     return Linear.Config(in_features=in_features, out_features=out_features, bias=bias, param_init=used)
-
-
-def rope_theta(hf: dict[str, Any]) -> float:
-    """Base of the rotary embedding; refuses scaled variants, whose attention factor TorchTitan does not apply."""
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"rope type {kind!r} is not supported; only plain rotary positions (default) are")
-    return float(hf.get("rope_theta") or rope["rope_theta"])

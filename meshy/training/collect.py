@@ -82,7 +82,10 @@ class Collector:
             now = time.monotonic()
             if now - said > WATCHDOG_SECONDS:
                 said = now
-                log.warning("batch %d has %d of %d samples: %s", version, have, samples, self._missing)
+                seconds = now - began
+                log.warning(
+                    "batch %d has %d of %d samples after %.0f s: %s", version, have, samples, seconds, self._missing
+                )
             if now - turned > TURN_SECONDS:
                 self._meanwhile()
                 turned = time.monotonic()

@@ -260,9 +260,9 @@ class TrainerConfig(ServiceConfig):
         ]
 
     def preflight(self, recipe: Recipe) -> list[str]:
-        from meshy.training.preflight import function_faults
+        from meshy.training.preflight import function_faults, model_faults
 
-        return function_faults(self, recipe)
+        return model_faults(self, recipe) + function_faults(self, recipe)
 
     def _stream_faults(self, recipe: Recipe) -> list[str]:
         if not self.stream_minibatch or self.mini_batches < 1:

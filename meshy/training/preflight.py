@@ -1,4 +1,5 @@
-"""What is wrong with the functions that a trainer is told to use, seen before anything is spawned."""
+"""What is wrong with the model that a trainer is to train and the functions that it is told to use, seen before
+anything is spawned."""
 
 from __future__ import annotations
 
@@ -9,9 +10,22 @@ from typing import Any
 
 from meshy.columns import TRAIN, derive_contract
 from meshy.importing import ImportPathError, load, nearest, path_of
+from meshy.models import ModelError, folder_faults, model_folder
 from meshy.recipe import Recipe
+from meshy.trainable import backend_faults, loading_faults
 from meshy.training.config import TrainerConfig
 from meshy.training.further import Further
+
+
+def model_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
+    """Of the run's own model, beyond what keeps its folder from being whole, which the ignitor says."""
+    faults = backend_faults(config.spmd_backend)
+    try:
+        folder = model_folder(recipe.model)
+        found = [] if folder_faults(folder) else loading_faults(folder, recipe.context_length)
+    except ModelError:
+        return faults
+    return faults + [f"cannot train the run's model: {fault}" for fault in found]
 
 
 def function_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:

@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -97,8 +96,9 @@ class Receivers:
         import torch
         import torch.distributed as dist
 
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
+        from meshy.queue.local import free_ports
+
+        (port,) = free_ports(1)
         command = [sys.executable, __file__, "--receiver", str(port), str(size)]
         self._processes = [subprocess.Popen([*command, str(rank)], env=ENVIRONMENT) for rank in (1, 2)]
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=3)

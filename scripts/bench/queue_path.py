@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import socket as sockets
 import statistics
 import sys
 import time
@@ -37,7 +36,7 @@ from torch.distributed import TCPStore
 
 from meshy.columns import TRAIN, TRAIN_COLUMNS, Consumes, Contract, Declaration, Produces, derive_contract
 from meshy.queue.endpoints import Endpoints
-from meshy.queue.local import local_queue
+from meshy.queue.local import free_ports, local_queue
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.spmd.crew import Crew
@@ -157,7 +156,7 @@ def run_rank(rank: int, pipe: Connection, endpoints: Endpoints, contract: Contra
 def trainer(endpoints: Endpoints, contract: Contract) -> Iterator[list[Connection]]:
     """A pipe to each rank."""
     spawn = multiprocessing.get_context("spawn")
-    port = free_port()
+    (port,) = free_ports(1)
     pipes = [spawn.Pipe() for _ in range(RANKS)]
     ranks = [
         spawn.Process(target=run_rank, args=(rank, theirs, endpoints, contract, port))
@@ -173,11 +172,6 @@ def trainer(endpoints: Endpoints, contract: Contract) -> Iterator[list[Connectio
     finally:
         for process in ranks:
             process.kill()
-
-
-def free_port() -> int:
-    with sockets.create_server((HOST, 0)) as held:
-        return held.getsockname()[1]
 
 
 # Rollout -------------------------------------------------------------------------------------------------------------

@@ -116,9 +116,9 @@ def main() -> None:
         print(long_row(options.part_mb))
         return
     best = rates(options.model, options.rows, options.rounds)
-    from meshy.queue.local import free_endpoints
+    from meshy.queue.local import free_ports
 
-    port = free_endpoints().controller.request
+    (port,) = free_ports(1)
     command = [sys.executable, __file__, "--long-row", "--part-mb", str(options.part_mb)]
     told = subprocess.run(
         command, check=True, text=True, stdout=subprocess.PIPE, env={**os.environ, "BENCH_PORT": str(port)}

@@ -7,7 +7,6 @@ Prints the best of `repeat` steps for padded and packed rows and several micro-b
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -84,9 +83,10 @@ def main() -> None:
         rank, world, port = options.rank
         run_rank(rank, world, port, options.repeat)
         return
+    from meshy.queue.local import free_ports
+
     for world in options.ranks:
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
+        (port,) = free_ports(1)
         command = [sys.executable, __file__, "--repeat", str(options.repeat), "--rank"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MESHY_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
         ranks = [

@@ -162,6 +162,36 @@ def test_what_a_role_adds_to_rows_is_read_by_somebody() -> None:
     assert faults(writer("math"), trainer()) == []  # whoever creates rows may write more than is read
 
 
+def reader(group: str, reads: str, writes: str, route: str | None = None) -> Declaration:
+    consumes = Consumes("train", ("tokens", reads), route=route)
+    return Declaration(group, 1, (consumes,), (Produces("train", (Column(writes, "float32"),), route=route),))
+
+
+def test_roles_that_wait_for_one_another_are_refused() -> None:
+    two = (reader("critic", "scores", "values"), reader("teacher", "values", "scores"))
+    assert faults(WRITER, *two, trainer("values", "scores")) == [
+        "'critic' waits for train.scores of 'teacher', and 'teacher' waits for train.values of 'critic': none of these "
+        "ever comes; drop one of the columns"
+    ]
+    later = reader("judge", "values", "verdict")  # stuck behind the circle, and no part of it
+    assert "'judge'" not in faults(WRITER, *two, later, trainer("values", "verdict"))[0]
+    alone = faults(WRITER, reader("critic", "values", "values"), trainer("values"))
+    assert alone == ["'critic' waits for train.values of 'critic': none of these ever comes; drop one of the columns"]
+    chain = (reader("a", "reward", "x"), reader("b", "x", "y"), reader("c", "y", "z"))
+    assert faults(WRITER, *chain, trainer("x", "z")) == []
+
+
+def test_a_circle_is_one_only_in_rows_that_both_read() -> None:
+    routed = writer("math", "code")
+    apart = (
+        reader("a", "y", "x", route="math"), reader("b", "reward", "y", route="math"),
+        reader("c", "x", "y", route="code"), reader("d", "reward", "x", route="code"),
+    )  # fmt: skip
+    assert faults(routed, *apart, trainer("x", "y")) == []
+    both = (reader("a", "y", "x", route="math"), reader("b", "x", "y", route="math"))
+    assert "'a' waits for train.y of 'b', and 'b' waits for train.x of 'a'" in faults(routed, *both, trainer("x"))[0]
+
+
 def test_a_column_has_one_type() -> None:
     wide = Column("score", "float64")
     assert any("two types" in f for f in faults(WRITER, scorer("a"), scorer("b", wide), trainer(SCORE)))

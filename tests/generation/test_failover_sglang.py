@@ -8,10 +8,11 @@ import signal
 
 import pytest
 
+from meshy.queue.local import free_ports
 from meshy.recipe import Sampling
 from tests.generation.test_client import PROMPT, client_of, running
 from tests.generation.test_failover import until
-from tests.inference.real_sglang import HOST, free_ports, sglang
+from tests.inference.real_sglang import HOST, sglang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -19,7 +20,7 @@ GREEDY = Sampling(max_new_tokens=400, temperature=0.0)
 
 
 def test_a_killed_sglang_server_loses_nothing_and_is_used_again(replicas, folders):
-    ports = free_ports()
+    ports = free_ports(2)
     url = f"http://{HOST}:{ports[0]}"
     prompts = [[*PROMPT, last] for last in range(6)]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from meshy.queue.local import free_ports
 from tests.launch import ROLES, ROOT
 
 pytestmark = pytest.mark.e2e
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.e2e
 
 def ignitor(*arguments: str) -> str:
     """The output of a single ignitor, started as torchrun would, that must refuse."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     seat = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
         [sys.executable, "-m", "meshy.ignitor", *arguments], cwd=ROOT, text=True, capture_output=True, timeout=60,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from meshy.queue.local import free_ports
 from tests.launch import launched
 
 pytestmark = pytest.mark.e2e
@@ -43,7 +44,10 @@ def test_what_a_dying_service_said_last_is_printed(tmp_path: Path) -> None:
     assert (summary["status"], summary["failure"]["service"]) == ("failed", "reader.0")
 
 
-@pytest.mark.parametrize("victim", [pytest.param("writer.0", marks=pytest.mark.prove), "reader.0", "queue"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param("writer.0", marks=pytest.mark.prove), pytest.param("reader.0", marks=pytest.mark.prove), "queue"],
+)
 def test_killing_any_service_ends_the_run_by_its_name(tmp_path: Path, victim: str) -> None:
     with launched(tmp_path / "run", "--after", "stay") as run:
         run.wait_for_line("all services ready")
@@ -58,7 +62,11 @@ def test_killing_any_service_ends_the_run_by_its_name(tmp_path: Path, victim: st
 
 @pytest.mark.parametrize(
     "signals",
-    [["SIGINT"], pytest.param(["SIGTERM"], marks=pytest.mark.prove), ["SIGINT", "SIGINT"], ["SIGKILL"]],
+    [
+        *(pytest.param([name], marks=pytest.mark.prove) for name in ("SIGINT", "SIGTERM")),
+        ["SIGINT", "SIGINT"],
+        ["SIGKILL"],
+    ],
 )
 def test_stopping_torchrun_leaves_nothing_behind(tmp_path: Path, signals: list[str]) -> None:
     """One role pays no heed to SIGTERM, so that it must be killed."""
@@ -113,8 +121,7 @@ def test_a_taken_port_is_refused_with_its_holder(tmp_path: Path) -> None:
 
 def test_two_hosts(tmp_path: Path) -> None:
     """Two torchruns with two loopback addresses: services on both, one queue, one end."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     agents = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
     with (
         launched(

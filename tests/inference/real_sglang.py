@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,16 @@ from meshy.inference.model_config import read_model_config
 from meshy.inference.sglang.arguments import ServerPlan
 from meshy.inference.sglang.interpreter import interpreter
 from meshy.inference.sglang.server import SglangServer
+from meshy.queue.local import free_ports
 
 HOST = "127.0.0.1"
 STARTUP_DEADLINE = 150.0
 
 
-def free_ports() -> tuple[int, int]:
-    """One for HTTP, one at which ranks meet."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind((HOST, 0))
-        two.bind((HOST, 0))
-        return one.getsockname()[1], two.getsockname()[1]
-
-
 @contextmanager
-def sglang(folder: Path, ports: tuple[int, int] | None = None, **plan: Any) -> Iterator[SglangServer]:
+def sglang(folder: Path, ports: Sequence[int] | None = None, **plan: Any) -> Iterator[SglangServer]:
     """Ready; none of its processes is left in the end. plan: more fields of ServerPlan."""
-    port, meeting = ports or free_ports()
+    port, meeting = ports or free_ports(2)
     defaults = {"dtype": "auto", "context_length": 256, "max_running_requests": 8}
     server = SglangServer(
         ServerPlan(

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from meshy.inference.sglang.server import SglangFailure
 from meshy.observe.jsonl import read_jsonl
+from meshy.queue.local import free_ports
 from tests.inference.models import call
-from tests.inference.real_sglang import free_ports, sglang
+from tests.inference.real_sglang import sglang
 from tests.inference.replica import replica_process
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
@@ -84,6 +85,6 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(folder: Path):
         holder.listen(1)
         with (
             pytest.raises(OSError, match="cannot listen on"),
-            sglang(folder, (holder.getsockname()[1], free_ports()[1])),
+            sglang(folder, (holder.getsockname()[1], free_ports(1)[0])),
         ):
             pass

@@ -77,6 +77,8 @@ def rows_of_teacher(queue: dict[str, Any]) -> dict[str, int]:
     return {"taken": train["consumers"]["teacher"]["taken"], "answered": train["columns"]["ack.teacher"]}
 
 
+@pytest.mark.prove
+@pytest.mark.timeout(400)
 def test_a_teacher_killed_in_mid_batch_changes_nothing(tmp_path: Path, colocated: Path) -> None:
     """On slots of its own, too: both layouts are the same run."""
     with launched(tmp_path / "run", *SMALL, "teacher.evaluate=0", recipe=RECIPE, slots=3) as run:

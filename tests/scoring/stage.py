@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from meshy.columns import LOSS_MASK, N_TOKENS, TOKENS, TRAIN, UID, Column, Consumes, Produces
 from meshy.observe.runfolder import RunFolder
-from meshy.queue.local import free_endpoints, local_queue
+from meshy.queue.local import free_ports, local_queue
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
 from meshy.recipe import Recipe, Sampling, ServiceConfig, ServiceGroup
@@ -80,9 +80,7 @@ class Stage:
         enter = self._stack.enter_context
         topology = derive_topology(self.recipe, (Gpu(0, "127.0.0.1", 0, "cpu"),), 20_000)
         queue = enter(local_queue(topology.contract))
-        replica = dataclasses.replace(
-            topology.replica("teacher.0"), distributed_port=free_endpoints().controller.request
-        )
+        replica = dataclasses.replace(topology.replica("teacher.0"), distributed_port=free_ports(1)[0])
         context = Context(
             run_id="stage",
             folder=RunFolder(Path(enter(tempfile.TemporaryDirectory())) / "run").make(),

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from meshy.columns import derive_contract
 from meshy.importing import load_file
@@ -135,14 +137,22 @@ def test_more_candidates_than_tokens_are_refused():
     assert faults_of(scores=("topk",), k=264) == []
 
 
-def test_the_vocabulary_must_be_one(tmp_path: Path):
-    folder = tmp_path / "wide"
+def resized(folder: Path, size: int) -> Path:
+    """The demo model with so many ids; its tokenizer stays."""
     shutil.copytree(DEMO, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 320}))
-    (fault,) = faults_of(model=str(folder), scores=("vocabulary",))
-    assert "the policy's has 264 entries and this model's 320" in fault
-    assert faults_of(model=str(folder)) == []
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    old = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([old, torch.zeros(max(0, size - len(old)), old.shape[1])])[:size]
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_a_model_may_have_more_ids_than_the_policy_and_not_fewer(tmp_path: Path):
+    assert faults_of(model=str(resized(tmp_path / "wide", 320)), scores=("vocabulary", "topk"), k=264) == []
+    (fault,) = faults_of(model=str(resized(tmp_path / "narrow", 263)))
+    assert "it has 263 token ids and the policy 264" in fault
 
 
 def test_a_model_that_is_not_there_or_takes_shorter_rows(tmp_path: Path):

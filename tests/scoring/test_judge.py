@@ -314,7 +314,7 @@ def test_every_row_gets_its_own_verdict_with_few_in_hand_and_the_key_is_written_
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
 def test_rows_in_the_hands_of_a_judge_that_ends_are_judged_by_its_next_life(stage, tmp_path, how):
     asked = stage.put([f"it is #{i}" for i in range(10)])
     first, *_ = asked
@@ -385,7 +385,7 @@ def test_a_prompt_that_the_data_do_not_have_is_named(stage, tmp_path):
 # A run ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.e2e
+@pytest.mark.prove
 def test_the_policy_judges_itself_and_learns_from_that_alone(tmp_path):
     with launched(tmp_path, recipe="tests/scoring/judged.py", slots=2) as run:
         assert run.wait(170) == 0, run.output

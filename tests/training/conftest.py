@@ -1,5 +1,4 @@
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from meshy.queue.local import free_ports
 from meshy.training.weights.folder import write_weights
 from tests.training.models import make_model
 from tests.training.queues import TrainQueue, train_queue
@@ -50,8 +50,7 @@ def queue(shared_queue) -> Iterator[TrainQueue]:
 
 
 def run_ranks(folder: Path, world: int, program: str = "tests.training.rank") -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    (port,) = free_ports(1)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MESHY_DEVICE": "cpu"}
     ranks = [
         subprocess.Popen(

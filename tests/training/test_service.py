@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue as queues
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import pytest
 import torch
 
 from meshy.columns import GEN_GATE, TRAIN
-from meshy.queue.local import local_queue
+from meshy.queue.local import free_ports, local_queue
 from meshy.queue.sync import QueueClient
 from meshy.training.schedule import learning_rate
 from tests.training.arrivals import group_columns
@@ -96,10 +95,9 @@ class Rollout:
 def run(folder: Path, world: int) -> dict[str, Any]:
     """Every case; what rollout saw of each."""
     contract = topology_of(recipe_of("", world), world).contract
-    with local_queue(contract) as server, socket.create_server(("127.0.0.1", 0)) as held:
+    with local_queue(contract) as server:
         (folder / f"endpoints.{world}.json").write_text(json.dumps(server.endpoints.to_json()))
-        port = held.getsockname()[1]
-        held.close()
+        (port,) = free_ports(1)
         logs = [folder / f"log.{world}.{rank}" for rank in range(world)]
         ranks = [
             subprocess.Popen(

@@ -22,6 +22,10 @@ DType = Literal["int64", "int32", "float32", "float64", "bool", "str", "object"]
 Kind = Literal["scalar", "jagged", "jagged2d", "object"]
 
 
+PER_TOKEN = ("jagged", "jagged2d")
+"""Kinds of columns with an entry for each token."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One named column.

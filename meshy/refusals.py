@@ -39,6 +39,13 @@ def type_faults(recipe: Recipe) -> list[str]:
     return faults
 
 
+def at(group: ServiceGroup, fault: str) -> str:
+    """A fault that a group's configuration has told, with the full path of the field that it begins with, if any."""
+    field = re.match(r"(\w+)[\w.\[\]]*: ", fault)
+    known = {f.name for owner in (group, group.config) for f in dataclasses.fields(owner)}
+    return f"{group.id}.{fault}" if field and field[1] in known else f"{group.id}: {fault}"
+
+
 def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[str]:
     from pydantic import TypeAdapter, ValidationError
 
@@ -105,7 +112,7 @@ def value_faults(recipe: Recipe) -> list[str]:
             faults.append(f"{name}: expected at least {least}, got {value}")
     faults += _sampling_faults(recipe)
     for group in recipe.groups:
-        faults += [f"{group.id}: {fault}" for fault in group.config.faults(recipe)]
+        faults += [at(group, fault) for fault in group.config.faults(recipe)]
         restarts = group.config.max_restarts
         if restarts < 0:
             faults.append(f"{group.id}.max_restarts: expected 0 or more, got {restarts}")

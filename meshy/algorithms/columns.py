@@ -10,7 +10,7 @@ def column(columns: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
     if name not in columns:
         there = ", ".join(sorted(columns)) or "none"
         raise ValueError(
-            f"{reader} reads the column {name!r}, which the trainer does not have (it has: {there}); name it in "
-            "also_consumes of the trainer, and let some role write it"
+            f"{reader} reads the column {name!r}, which is not there (there are: {there}); name it in also_consumes, "
+            "and let some role write it"
         )
     return columns[name]

@@ -1,11 +1,13 @@
 """Divergences of a student from its teacher at every token, over the whole vocabulary or over some candidates."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from meshy.algorithms.options import OptionError
 
 Divergence = Literal["reverse", "forward", "jsd"]
 Tail = Literal["drop", "rest", "renormalise"]
@@ -34,7 +36,11 @@ def divergence(
     logprob_min: log-probs below are raised to it, before anything else; a student's that is raised has no gradient.
     cap: the result is clamped to +-cap; what is clamped has no gradient.
     """
+    if cap is not None and not cap > 0:
+        raise OptionError("cap", f"cap of a divergence must be more than 0, or none, got {cap}")
     if logprob_min is not None:
+        if not logprob_min < 0:
+            raise OptionError("logprob_min", f"logprob_min must be less than 0, got {logprob_min}")
         student, teacher = student.clamp(min=logprob_min), teacher.clamp(min=logprob_min)
     student, teacher = _with_tail(student, tail), _with_tail(teacher, tail)
     match kind:
@@ -45,7 +51,8 @@ def divergence(
         case "jsd":
             value = _jsd(student, teacher, beta)
         case _:
-            raise ValueError(f"unknown divergence {kind!r}; choose one of {', '.join(Divergence.__args__)}")
+            known = ", ".join(get_args(Divergence))
+            raise OptionError("divergence", f"unknown divergence {kind!r}; choose one of {known}")
     return value if cap is None else value.clamp(-cap, cap)
 
 
@@ -59,7 +66,7 @@ def _with_tail(logprobs: Tensor, tail: Tail) -> Tensor:
             return torch.cat([logprobs, left.log()], -1)
         case "renormalise":
             return logprobs.log_softmax(-1)
-    raise ValueError(f"unknown tail {tail!r}; choose one of {', '.join(Tail.__args__)}")
+    raise OptionError("tail", f"unknown tail {tail!r}; choose one of {', '.join(Tail.__args__)}")
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:
@@ -70,7 +77,8 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 def _jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     if not 0 < beta < 1:
-        raise ValueError(f"beta of jsd must lie between 0 and 1, got {beta}; take forward or reverse for its ends")
+        why = f"beta of jsd must lie between 0 and 1, got {beta}; take forward or reverse for its ends"
+        raise OptionError("beta", why)
     possible = (student > -math.inf) | (teacher > -math.inf)  # logaddexp of two -inf has a gradient of NaN
     mixture = torch.logaddexp(
         torch.where(possible, teacher + math.log(beta), 0), torch.where(possible, student + math.log1p(-beta), 0)

@@ -13,6 +13,7 @@ from meshy.ignitor.ports import PortBlock
 from meshy.observe.runfolder import RunFolder, RunFolderError, write_json
 from meshy.queue.endpoints import Endpoints
 from meshy.recipe import Recipe, RecipeError, ServiceGroup, to_json
+from meshy.refusals import at
 from meshy.service.context import Launch, queue_endpoints, run_digest
 from meshy.settings import parse_settings, resolve
 from meshy.topology import FIRST_BASE_PORT, LAST_BASE_PORT, PORT_SPAN, Topology, with_base_port
@@ -165,7 +166,7 @@ def _host_preflight(seat: Seat, recipe: Recipe, topology: Topology) -> tuple[str
         here = {replica.group for replica in topology.replicas for p in replica.processes if p.host == seat.gpu.host}
         for group in recipe.groups:
             if group.id in here:
-                faults += [f"{group.id}: {fault}" for fault in _preflight(group, recipe)]
+                faults += [at(group, fault) for fault in _preflight(group, recipe)]
     everyone = seat.gather("model", {"host": seat.gpu.host, "model": model}, MODEL_DEADLINE)
     model = next(entry["model"] for entry in everyone if entry["host"] == seat.gpu.host)
     return model, faults

@@ -16,6 +16,7 @@ from meshy.algorithms.interface import TokenAdvantages, TokenInputs
 from meshy.algorithms.kl_reward import KLInReward, adapted
 from meshy.algorithms.token_rewards import at_last_tokens, token_rewards
 from meshy.importing import load
+from meshy.learning.numbers import check_numbers
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.micro_batch import Sample
 
@@ -68,18 +69,6 @@ class Refiner:
         if self.kl.target is not None:
             self.coef = adapted(coef, mean, count, self.kl.target, self.kl.horizon)
         return replace(inputs, rewards=rewards), {"kl_in_reward/kl": mean, "kl_in_reward/coef": coef}
-
-
-def check_numbers(what: str, given: Tensor, like: Tensor) -> None:
-    """ValueError where an estimator did not give one finite number for each of `like`."""
-    if given.shape != like.shape:
-        raise ValueError(
-            f"the recipe's estimator gave {what} of shape {list(given.shape)} where {list(like.shape)} were asked for"
-        )
-    if not bool(given.isfinite().all()):
-        raise ValueError(
-            f"the recipe's estimator gave {what} that are NaN or infinite; nothing can be learnt from them"
-        )
 
 
 def token_inputs(

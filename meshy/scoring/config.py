@@ -117,7 +117,9 @@ class TeacherConfig(ModelOptions):
         return (TOKENS.name, LOSS_MASK.name, *((self.candidates,) if "candidates" in self.scores else ()))
 
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
-        return (Consumes(TRAIN, (*self.reads, N_TOKENS.name), route=self.route),)
+        candidates = Column(self.candidates, "int32", "jagged2d")
+        reads = (candidates if name == self.candidates else name for name in self.reads)
+        return (Consumes(TRAIN, (*reads, N_TOKENS.name), route=self.route),)
 
     def produces(self, recipe: Recipe) -> tuple[Produces, ...]:
         return (Produces(TRAIN, tuple(self.columns.values()), route=self.route),)
@@ -125,6 +127,7 @@ class TeacherConfig(ModelOptions):
     def faults(self, recipe: Recipe) -> list[str]:
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (len(self.scores) > 0, "scores", self.scores, "one at least of sampled, candidates, topk, vocabulary"),
+            (len(set(self.scores)) == len(self.scores), "scores", self.scores, "each of them once"),
             (
                 not {"candidates", "topk"} <= set(self.scores), "scores", self.scores,
                 "candidates or topk, not both, for they share a column",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,9 +81,13 @@ class CriticConfig(ModelOptions):
     def faults(self, recipe: Recipe) -> list[str]:
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (self.column.isidentifier(), "column", repr(self.column), "a name such as 'values'"),
-            (self.clip is None or self.clip > 0, "clip", self.clip, "more than 0, or none"),
+            (self.clip is None or 0 < self.clip < math.inf, "clip", self.clip, "more than 0, or none"),
             (self.epochs >= 1, "epochs", self.epochs, "at least 1"),
             (self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1"),
+            (
+                self.trainer(recipe) is None or self.mini_batches <= max(recipe.batch_size, 1),
+                "mini_batches", self.mini_batches, "at most the trainer's batch_size",
+            ),
             (self.lr >= 0, "lr", self.lr, "0 or more"),
             (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
             (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),

@@ -3,9 +3,11 @@ Torch-free."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshy.columns import PER_TOKEN, TRAIN, derive_contract
 from meshy.models import ModelError, folder_faults, model_folder, read_config, weight_shapes
 from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions, TeacherConfig
@@ -83,7 +85,10 @@ def tokenizer_faults(policy: Path, own: Path, else_: str = "") -> list[str]:
     another model."""
     if own == policy:
         return []
-    differs = first_difference(tokens_by_id(policy), tokens_by_id(own))
+    try:
+        differs = first_difference(tokens_by_id(policy), tokens_by_id(own))
+    except ModelError as error:
+        return [f"model: {error}"]
     if differs is None:
         return []
     id, theirs, ours = differs
@@ -112,13 +117,31 @@ def reward_model_faults(config: RewardModelConfig, recipe: Recipe) -> list[str]:
 
 
 def critic_faults(config: CriticConfig, recipe: Recipe) -> list[str]:
-    """Every fault of a critic: what it reads are the policy's tokens."""
-    if (faults := model_faults(config, recipe, value_head=True)) or config.model is None:
-        return faults
-    try:
-        return tokenizer_faults(model_folder(recipe.model), model_folder(config.model))
-    except ModelError:
-        return []  # of the policy; the ignitor says so
+    """Every fault of a critic: what it reads are the policy's tokens, what it learns are returns that the trainer's
+    estimator makes of the critic's own columns."""
+    faults = model_faults(config, recipe, value_head=True)
+    if not faults and config.model is not None:
+        with suppress(ModelError):  # of the policy; the ignitor says so
+            faults += tokenizer_faults(model_folder(recipe.model), model_folder(config.model))
+    return faults + _returns_faults(config, recipe)
+
+
+def _returns_faults(config: CriticConfig, recipe: Recipe) -> list[str]:
+    from meshy.learning import trial
+
+    trainer = config.trainer(recipe)
+    contract, misfits = derive_contract(recipe.declarations())
+    if misfits or trainer is None:
+        return []  # they are said elsewhere
+    estimator, options = trainer.token_advantage, trainer.token_advantage_options
+    field = "what the trainer's token_advantage makes of the critic's columns"
+    if estimator is None or trial.loading_faults(field, estimator, options):
+        return []
+    known = contract.partition(TRAIN).columns
+    columns = [known[name] for name in (*config.token_columns(recipe), config.column)]
+    if wrong := [c for c in columns if c.kind not in PER_TOKEN or c.dtype in ("str", "object")]:
+        return [f"also_consumes: {c.name} is {c.type}, and a critic reads numbers of tokens" for c in wrong]
+    return trial.token_advantage_faults(field, estimator, options, columns, returns=True)
 
 
 def head_faults(folder: Path) -> list[str]:

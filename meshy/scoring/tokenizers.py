@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshy.importing import ImportPathError, load
+from meshy.models import ModelError
 
 
 class TokenMapError(ValueError):
@@ -15,11 +16,15 @@ class TokenMapError(ValueError):
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """Every token of a folder's tokenizer, those added to it among them."""
+    """Every token of a folder's tokenizer, those added to it among them. Raises ModelError."""
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
-        vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # of whatever kind, for it has no class of its own
+            raise ModelError(f"{folder / 'tokenizer.json'} is no tokenizer ({error}); fetch it again") from error
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     else:
         from transformers import AutoTokenizer
 
@@ -67,6 +72,8 @@ def token_map_faults(entries: Sequence[int], policy_vocab: int, own_vocab: int) 
             f"token_map: entry {beyond} is {entries[beyond]}, but this model's ids go from 0 to {own_vocab - 1}; -1 "
             "stands for none"
         )
+    if all(id < 0 for id in entries):
+        faults.append("token_map: it names no token at all; entry i is this model's own id of the policy's token i")
     seen: dict[int, int] = {}
     for i, id in enumerate(entries):
         if id >= 0 and seen.setdefault(id, i) != i:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -231,7 +232,8 @@ class TrainerConfig(ServiceConfig):
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
-        faults += self._horizon_faults() + self._reward_faults()
+        faults += self._weight_faults()
+        faults += self._kl_faults() + self._reward_faults()
         faults += [] if self.overlong is None else self.overlong.faults()
         if self.kl_in_reward is not None and self.token_advantage is None:
             faults.append(
@@ -249,8 +251,23 @@ class TrainerConfig(ServiceConfig):
             if c.name in self.rewards and c.name not in numbers
         ]
 
-    def _horizon_faults(self) -> list[str]:
+    def _weight_faults(self) -> list[str]:
+        """Of what is multiplied by a weight."""
+        weights = {f"rewards.{name}": weight for name, weight in self.rewards.items()}
+        weights |= {f"terms[{index}].weight": term.weight for index, term in enumerate(self.terms)}
+        return [
+            f"{name}: expected a finite number, got {weight}"
+            for name, weight in weights.items()
+            if not math.isfinite(weight)
+        ]
+
+    def _kl_faults(self) -> list[str]:
         kl = self.kl_in_reward
+        if kl is not None and any(kl.reference == column.name for column in TRAIN_COLUMNS):
+            return [
+                f"kl_in_reward.reference: {kl.reference} is what rollout writes of the policy itself; name the column "
+                "of a reference"
+            ]
         least = int(MAX_ERROR * self.batch_size) + 1
         if kl is None or kl.target is None or kl.horizon >= least:
             return []

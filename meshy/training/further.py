@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshy.columns import Column, PartitionContract
-
-PER_TOKEN = ("jagged", "jagged2d")
+from meshy.columns import PER_TOKEN, Column, PartitionContract
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from meshy.algorithms.interface import AdvantageInputs, AdvantageOutput
 from meshy.columns import EVAL, TRAIN
 from meshy.importing import load
-from meshy.learning.refine import Refiner, check_numbers, with_column
+from meshy.learning.numbers import check_numbers
+from meshy.learning.refine import Refiner, with_column
 from meshy.learning.rewards import RewardRule
 from meshy.observe.metrics import MetricsWriter
 from meshy.queue.errors import QueueTimeout

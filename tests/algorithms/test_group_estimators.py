@@ -83,7 +83,7 @@ def test_remax_reads_the_column_that_it_is_told_and_says_which_is_missing():
     out = remax_advantage(inputs, baseline="greedy")
     close(out.advantages, [0.75, -0.75])
     assert out.metrics == {"greedy_reward": 0.5}
-    with pytest.raises(ValueError, match=r"'greedy_reward'.*it has: greedy\)"):
+    with pytest.raises(ValueError, match=r"'greedy_reward'.*there are: greedy\)"):
         remax_advantage(inputs)
 
 

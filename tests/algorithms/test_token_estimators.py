@@ -166,7 +166,7 @@ def test_rows_that_no_critic_scored_leave_the_others_alone(whiten):
 
 
 def test_gae_reads_the_column_that_it_is_told():
-    with pytest.raises(ValueError, match=r"gae_advantage reads the column 'v'.*it has: values"):
+    with pytest.raises(ValueError, match=r"gae_advantage reads the column 'v'.*there are: values"):
         gae_advantage(token_inputs([[1]], values=[[0]]), values="v")
 
 

@@ -166,7 +166,7 @@ def test_no_two_processes_share_a_port_or_a_gpu(engines: int, ranks: int, hosts:
         (recipe_of(), gpu_list(1, 30), "30 ignitors on one host"),
         (recipe_of(groups=()), gpu_list(1, 2), "no service group"),
         (recipe_of(steps=0), gpu_list(1, 2), "steps: expected at least 1, got 0"),
-        (recipe_of(learner=Learner(lr=-1.0)), gpu_list(1, 2), "trainer: lr: expected more than 0"),
+        (recipe_of(learner=Learner(lr=-1.0)), gpu_list(1, 2), "trainer.lr: expected more than 0"),
         (recipe_of(sampling=Sampling(temperature=0.0)), gpu_list(1, 2), "sampling.temperature: expected more than 0"),
         (recipe_of(sampling=Sampling(max_new_tokens=4096)), gpu_list(1, 2), "less than context_length (1024)"),
         (recipe_of(ServiceGroup(id="rollout", config=Scorer())), gpu_list(1, 2), "group id 'rollout' is used 2 times"),

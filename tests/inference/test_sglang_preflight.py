@@ -69,5 +69,5 @@ def test_a_run_is_refused_before_anything_is_spawned(tmp_path: Path):
     argument = 'inference.server_args={"schedule_polcy": "lpm"}'
     with launched(tmp_path / "run", "inference.engine=sglang", argument, recipe=RECIPE, slots=2) as run:
         assert run.wait(120) != 0
-    assert f"inference: server_args.schedule_polcy: SGLang {VERSION} has no such argument" in run.output
+    assert f"inference.server_args.schedule_polcy: SGLang {VERSION} has no such argument" in run.output
     assert not run.run_dir.exists()

@@ -67,7 +67,7 @@ def test_the_contract_holds_with_a_trainer():
 def test_a_wrong_setting_is_refused_with_what_to_change(fields, what):
     faults = value_faults(recipe_of(RolloutConfig(**fields)))
     assert len(faults) == 1
-    assert faults[0].startswith("rollout: ") and what in faults[0]
+    assert faults[0].startswith("rollout") and what in faults[0]
 
 
 @pytest.mark.parametrize("window", ["auto", 1.5, True])
@@ -103,13 +103,13 @@ def test_a_window_and_a_bound_on_staleness_must_agree(fields, bound, what):
     faults = value_faults(recipe_of(RolloutConfig(**fields), max_staleness=bound))
     assert len(faults) == (what is not None)
     if what is not None:
-        assert faults[0].startswith("rollout: ") and what in faults[0]
+        assert faults[0].startswith("rollout") and what in faults[0]
 
 
 @pytest.mark.parametrize(("window", "fine"), [(1, True), (2, False), (None, False)])
 def test_only_lock_step_repeats_itself(window, fine):
     recipe = recipe_of(RolloutConfig(window=window), max_staleness=4, deterministic=True)
-    assert [fault.startswith("rollout: window: beyond lock step") for fault in value_faults(recipe)] == [True] * (
+    assert [fault.startswith("rollout.window: beyond lock step") for fault in value_faults(recipe)] == [True] * (
         not fine
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from meshy.algorithms.interface import TokenAdvantages, TokenInputs, per_token
+from meshy.algorithms.kl_reward import KLInReward
 from meshy.columns import derive_contract
 from meshy.importing import load_file
 from meshy.recipe import Recipe, RecipeError
@@ -20,9 +23,11 @@ from meshy.scoring.config import TeacherConfig
 from meshy.scoring.preflight import teacher_faults
 from meshy.settings import resolve
 from meshy.topology import gpu_list
+from meshy.training.terms import LossTerm
 
 ROOT = Path(__file__).parents[2]
 OPD, PPO = (load_file(ROOT / "recipes" / f"{name}.py") for name in ("opd", "ppo"))
+KL = "meshy.algorithms.losses.kl_loss:kl_loss"
 DEMO = ROOT / "recipes" / "demo_model"
 
 
@@ -67,19 +72,25 @@ def test_a_column_that_nobody_reads_and_one_that_nobody_writes():
 @pytest.mark.parametrize(
     ("group", "options", "told"),
     [
-        ("teacher", {"scores": ()}, "teacher: scores: expected one at least"),
+        ("teacher", {"scores": ()}, "teacher.scores: expected one at least"),
         ("teacher", {"scores": ("candidates", "topk")}, "candidates or topk, not both"),
-        ("teacher", {"k": 0}, "teacher: k: expected at least 1"),
-        ("teacher", {"prefix": "a b"}, "teacher: prefix: expected a name"),
-        ("teacher", {"temperature": 0.0}, "teacher: temperature: expected more than 0"),
-        ("teacher", {"evaluate": -1}, "teacher: evaluate"),
-        ("teacher", {"part_mb": 0}, "teacher: part_mb"),
-        ("teacher", {"rows": 0}, "teacher: rows: expected at least 1"),
+        ("teacher", {"scores": ("sampled", "sampled")}, "teacher.scores: expected each of them once"),
+        ("teacher", {"k": 0}, "teacher.k: expected at least 1"),
+        ("teacher", {"prefix": "a b"}, "teacher.prefix: expected a name"),
+        ("teacher", {"temperature": 0.0}, "teacher.temperature: expected more than 0"),
+        ("teacher", {"evaluate": -1}, "teacher.evaluate"),
+        ("teacher", {"part_mb": 0}, "teacher.part_mb"),
+        ("teacher", {"rows": 0}, "teacher.rows: expected at least 1"),
         ("teacher", {"rows": 129}, "129 never come together where a batch has 128"),
-        ("teacher", {"tokens_per_micro_batch": 8}, "teacher: tokens_per_micro_batch: expected at least"),
-        ("critic", {"clip": 0.0}, "critic: clip: expected more than 0"),
-        ("critic", {"epochs": 0}, "critic: epochs"),
-        ("critic", {"lr": -1.0}, "critic: lr"),
+        ("teacher", {"tokens_per_micro_batch": 8}, "teacher.tokens_per_micro_batch: expected at least"),
+        ("critic", {"clip": 0.0}, "critic.clip: expected more than 0"),
+        ("critic", {"epochs": 0}, "critic.epochs"),
+        ("critic", {"clip": math.nan}, "critic.clip: expected more than 0"),
+        ("critic", {"mini_batches": 10_000}, "critic.mini_batches: expected at most the trainer's batch_size"),
+        ("trainer", {"rewards": {"reward": math.nan}}, "trainer.rewards.reward: expected a finite number, got nan"),
+        ("trainer", {"terms": (LossTerm(loss=KL, weight=math.inf),)}, "trainer.terms[0].weight: expected a finite"),
+        ("trainer", {"kl_in_reward": KLInReward(reference="rollout_logprobs", coef=0.1)}, "what rollout writes of the"),
+        ("critic", {"lr": -1.0}, "critic.lr"),
         ("critic", {"max_restarts": 1}, "critic.max_restarts: this role cannot begin in the middle"),
         ("trainer", {"token_advantage": None, "token_advantage_options": {}}, "a critic learns the returns"),
     ],
@@ -93,6 +104,30 @@ def test_two_critics_are_one_too_many():
     recipe = PPO.recipe()
     groups = tuple(dataclasses.replace(g, replicas=2) if g.id == "critic" else g for g in recipe.groups)
     assert any("expected 1 critic, got 2" in f for f in value_faults(dataclasses.replace(recipe, groups=groups)))
+
+
+def test_candidates_are_ids_of_tokens():
+    _, faults = derive_contract(changed(OPD.recipe(), "teacher", candidates="rollout_logprobs").declarations())
+    assert any("'teacher' expects jagged2d int32, but it is produced as jagged float32" in fault for fault in faults)
+
+
+def critic_faults_with(trainer: dict[str, Any] | None = None, **critic: Any) -> list[str]:
+    recipe = changed(changed(PPO.recipe(), "critic", **critic), "trainer", **trainer or {})
+    return recipe.group("critic").config.preflight(recipe)
+
+
+def no_returns(inputs: TokenInputs) -> TokenAdvantages:
+    return TokenAdvantages(advantages=inputs.rewards)
+
+
+def test_a_critic_must_get_returns_from_the_columns_that_it_has():
+    assert critic_faults_with() == []
+    (fault,) = critic_faults_with({"token_advantage": per_token(no_returns), "token_advantage_options": {}})
+    assert "it gives no returns, and a critic learns from them" in fault
+    (fault,) = critic_faults_with({"token_advantage_options": {"values": "old_values"}})
+    assert "gae_advantage reads the column 'old_values', which is not there" in fault and "critic's columns" in fault
+    (fault,) = critic_faults_with(also_consumes=("reward",))
+    assert "also_consumes: reward is scalar float32, and a critic reads numbers of tokens" in fault
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ def test_it_waits_for_the_group_that_it_asks():
     config = JudgeConfig(group="inference")
     assert value_faults(recipe_with(config)) == []
     assert value_faults(recipe_with(config, wait_for=())) == [
-        "judge: wait_for: the judge cannot ask 'inference' before that is ready; add it"
+        "judge.wait_for: the judge cannot ask 'inference' before that is ready; add it"
     ]
 
 

@@ -61,3 +61,4 @@ def test_a_map_covers_the_policys_vocabulary_and_stays_in_its_own():
     assert "entry 1 is 2, but this model's ids go from 0 to 1" in token_map_faults([0, 2, 1], 3, 2)[0]
     assert "entry 0 is -2" in token_map_faults([-2, 0, 1], 3, 2)[0]
     assert "entries 0 and 2 are both 1" in token_map_faults([1, 0, 1], 3, 2)[0]
+    assert "names no token at all" in token_map_faults([-1, -1, -1], 3, 2)[0]

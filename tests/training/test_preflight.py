@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from meshy.algorithms.interface import (
+    AdvantageInputs,
+    AdvantageOutput,
+    LossConfig,
+    LossInputs,
+    LossOutput,
+    TokenInputs,
+    per_token,
+)
 from meshy.settings import resolve
 from meshy.topology import gpu_list
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 GPUS = {"opd": 3, "ppo": 4, "grpo_sync": 2}
 LOSSES, ADVANTAGES = "meshy.algorithms.losses", "meshy.algorithms.advantages"
+
+
+HERE = "tests.training.test_preflight"
+
+
+def no_gradient(inputs: LossInputs, config: LossConfig) -> LossOutput:
+    return LossOutput(loss=inputs.logprobs.detach().sum())
+
+
+def by_token(inputs: LossInputs, config: LossConfig) -> LossOutput:
+    return LossOutput(loss=-inputs.logprobs)
+
+
+def bare(inputs: LossInputs, config: LossConfig) -> torch.Tensor:
+    return inputs.logprobs.sum()
+
+
+def one_too_many(inputs: AdvantageInputs) -> AdvantageOutput:
+    return AdvantageOutput(advantages=torch.zeros(len(inputs.rewards) + 1))
+
+
+def no_number(inputs: AdvantageInputs) -> AdvantageOutput:
+    return AdvantageOutput(advantages=inputs.rewards / 0)
+
+
+@per_token
+def of_samples(inputs: TokenInputs) -> AdvantageOutput:
+    return AdvantageOutput(advantages=inputs.rewards)
 
 
 def faults(name: str, **settings: str) -> list[str]:
@@ -35,7 +75,7 @@ def test_every_policy_loss_can_be_tried(loss: str):
     ("name", "settings", "told"),
     [
         ("opd", {"loss_options.divergance": "jsd"}, "student_topk_loss has no option 'divergance'"),
-        ("opd", {"loss_options.ids": "teacher_ids"}, "reads the column 'teacher_ids', which the trainer does not have"),
+        ("opd", {"loss_options.ids": "teacher_ids"}, "reads the column 'teacher_ids', which is not there"),
         ("ppo", {"token_advantage_options.lamda": "0.9"}, "has no such option (did you mean 'lam'?)"),
         ("ppo", {"token_advantage_options.values": "value"}, "gae_advantage reads the column 'value'"),
         ("grpo_sync", {"loss": f"{LOSSES}.gspo:gspo_los"}, "has no 'gspo_los' (did you mean 'gspo_loss'?)"),
@@ -44,8 +84,28 @@ def test_every_policy_loss_can_be_tried(loss: str):
         ("grpo_sync", {"advantage": f"{ADVANTAGES}.gae:gae_advantage"}, "takes tokens; name it as token_advantage"),
         ("grpo_sync", {"advantage": f"{ADVANTAGES}.remax:remax_advantage"}, "reads the column 'greedy_reward'"),
         ("grpo_sync", {"token_advantage": f"{ADVANTAGES}.grpo:grpo_advantage"}, "takes whole samples"),
+        ("opd", {"loss_options.cap": "-1"}, "loss_options.cap: cap of a divergence must be more than 0"),
+        ("opd", {"loss_options.logprob_min": "5"}, "loss_options.logprob_min: logprob_min must be less than 0"),
+        ("opd", {"loss_options.beta": "abc"}, "loss_options.beta: option 'beta' of student_topk_loss: expected"),
+        ("ppo", {"token_advantage_options.lam": "high"}, "token_advantage_options.lam: option 'lam' of"),
+        ("grpo_sync", {"loss": f"{HERE}:no_gradient"}, "it gave a loss of shape [] and value 0.0"),
+        ("grpo_sync", {"loss": f"{HERE}:by_token"}, "it gave a loss of shape [0]"),
+        ("grpo_sync", {"loss": f"{HERE}:bare"}, "it returned a Tensor, not a LossOutput"),
+        ("grpo_sync", {"advantage": f"{HERE}:one_too_many"}, "gave advantages of shape [3] where [2] were asked for"),
+        ("grpo_sync", {"advantage": f"{HERE}:no_number"}, "gave advantages that are NaN or infinite"),
+        ("grpo_sync", {"token_advantage": f"{HERE}:of_samples"}, "returned a AdvantageOutput, not a TokenAdvantages"),
+        ("grpo_sync", {"spmd_backend": "spmd_types"}, "spmd_backend: expected 'partial_dtensor'"),
     ],
 )  # fmt: skip
 def test_what_will_not_work_is_said(name: str, settings: dict[str, str], told: str):
     (fault,) = faults(name, **settings)
     assert told in fault
+
+
+def test_a_policy_that_cannot_be_trained_is_said(tmp_path: Path):
+    folder = Path(shutil.copytree(RECIPES / "demo_model", tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    recipe, _ = resolve(RECIPES / "grpo_sync.py", {"model": str(folder)}, gpu_list(1, 2))
+    (fault,) = recipe.group("trainer").config.preflight(recipe)
+    assert "cannot train the run's model" in fault and "model_type 'llama' is not supported" in fault

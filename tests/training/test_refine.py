@@ -9,7 +9,8 @@ import torch
 
 from meshy.algorithms.interface import TokenAdvantages, TokenInputs
 from meshy.algorithms.kl_reward import KLInReward
-from meshy.learning.refine import Refiner, check_numbers, token_inputs, with_column
+from meshy.learning.numbers import check_numbers
+from meshy.learning.refine import Refiner, token_inputs, with_column
 from meshy.titan.micro_batch import Sample
 
 

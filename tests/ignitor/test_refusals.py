@@ -37,7 +37,7 @@ def ignitor(*arguments: str) -> str:
         ([ROLES, "writer.replicas=3"], "too few GPUs: the recipe needs 3 (writer 3 x 1) and there are 1"),
         ([ROLES, "model=./no/such/model"], "there is no model folder no/such/model"),
         ([ROLES, "model=tests"], "tests holds no config.json"),
-        ([ROLES, "reader.after=refuse"], "reader: after: expected something else than 'refuse'"),
+        ([ROLES, "reader.after=refuse"], "reader.after: expected something else than 'refuse'"),
     ],
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -365,13 +365,19 @@ def test_without_a_fallback_the_row_and_the_last_answer_are_shown(stage, tmp_pat
             assert f"JudgeFailed: row {uid} could not be judged: no verdict in 2 attempts" in judge.log
             assert "'hm, let me think'" in judge.log and "set `fallback`" in judge.log and "it is #1" in judge.log
             assert "ExceptionGroup" not in judge.log
+        oracle_.otherwise = says("3")
+        with stage.judge(tmp_path / "again", oracle_.url):
+            assert stage.read(1) == pytest.approx({uid: 0.3})
+
+
+@pytest.mark.prove
+def test_an_endpoint_that_refuses_ends_the_service_and_the_key_is_not_shown(stage, tmp_path):
+    (uid,) = stage.put(["it is #1"])
+    with oracle() as oracle_:
         oracle_.otherwise = answers(401, {"error": {"message": f"{KEY} is unknown"}})
         with stage.judge(tmp_path / "refused", oracle_.url, fallback="0.0") as judge:
             assert judge.process.wait(DEADLINE) == 1, judge.log
             assert "JudgeRefuses" in judge.log and f"while row {uid} was judged" in judge.log and KEY not in judge.log
-        oracle_.otherwise = says("3")
-        with stage.judge(tmp_path / "again", oracle_.url):
-            assert stage.read(1) == pytest.approx({uid: 0.3})
 
 
 @pytest.mark.e2e

@@ -52,10 +52,13 @@ def test_every_rank_has_freed_before_the_token_goes_on(tmp_path, world):
 @pytest.mark.parametrize(
     ("rank", "how", "where"),
     [
-        (0, "raises", "execute"), (1, "raises", "free"), (1, "dies", "execute"),
+        (1, "raises", "free"), (1, "dies", "execute"),
         *(
-            pytest.param(*more, marks=pytest.mark.prove)
-            for more in [(0, "raises", "setup"), (0, "dies", "free"), (1, "raises", "setup"), (1, "dies", "restore")]
+            pytest.param(rank, how, where, marks=pytest.mark.prove)
+            for rank, how, where in (
+                (0, "raises", "execute"), (0, "raises", "setup"), (0, "dies", "free"), (1, "raises", "setup"),
+                (1, "dies", "restore"),
+            )
         ),
     ],
 )  # fmt: skip

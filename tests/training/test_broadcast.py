@@ -54,6 +54,7 @@ class Trainer:
         return len(sums) == len(self.urls) and len({str(ranks) for ranks in sums.values()}) == 1
 
 
+@pytest.mark.prove
 def test_one_that_hangs_does_not_hold_up_the_others(servers: list[Server]) -> None:
     urls = [url for url, _ in servers]
     trainer = Trainer(urls)

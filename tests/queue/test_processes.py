@@ -1,5 +1,6 @@
 """The queue's processes: how they die, and what their clients see then."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from meshy.observe.ask import ask_json
+from meshy.queue.client import AsyncQueueClient
 from meshy.queue.errors import QueueError, QueueUnreachable
 from meshy.queue.local import local_queue
 from meshy.queue.sync import QueueClient
@@ -113,3 +115,16 @@ import importlib.util
 assert importlib.util.find_spec("ray") is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_client_that_was_stopped_for_longer_than_its_deadline_finds_its_answer(queue, contract):
+    """As after SIGSTOP: nothing of it ran meanwhile, and the answer lies there."""
+
+    async def stop():
+        async with AsyncQueueClient(queue.endpoints, contract, "scorer.0", deadline=2.0) as scorer:
+            asked = asyncio.create_task(scorer.table())
+            await asyncio.sleep(0)  # it is on its way
+            time.sleep(3.0)
+            return await asked
+
+    assert "rows0" in asyncio.run(stop())

@@ -56,6 +56,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def vocabulary_size(folder: Path) -> int:
+    """Ids that the model has an embedding for, those beyond its tokenizer's among them. Raises ModelError."""
+    size = read_config(folder).get("vocab_size")
+    if type(size) is not int or size < 1:
+        raise ModelError(f"{folder / 'config.json'}: vocab_size: expected a whole number of at least 1, got {size!r}")
+    return size
+
+
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 

@@ -148,6 +148,13 @@ def per_token(estimator: Estimator) -> Estimator:
     return estimator
 
 
+def ignores_rewards(estimator: Estimator) -> Estimator:
+    """Says of an estimator of tokens that it reads no rewards, so that a KL penalty within them would be of no effect;
+    a recipe that sets one is refused."""
+    estimator.ignores_rewards = True  # type: ignore[attr-defined]
+    return estimator
+
+
 def vanishes_at_zero_advantage(loss: LossFunction) -> LossFunction:
     """Says of a loss that a token of advantage 0 adds exactly nothing to it or to its gradient, whatever else is given.
 

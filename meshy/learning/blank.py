@@ -1,4 +1,5 @@
-"""What stands at a token that nobody was to score: NaN, or -1 where the column is of whole numbers."""
+"""What stands in a column where there is nothing: at a token that nobody was to score, NaN, or -1 where the column is
+of whole numbers; where there is no token, an empty tensor of the column's type."""
 
 from __future__ import annotations
 
@@ -9,6 +10,11 @@ import torch
 from torch import Tensor
 
 from meshy.columns import Column
+
+
+def without_tokens(column: Column) -> Tensor:
+    """[0], or [0, 0] where a token has several entries."""
+    return torch.zeros((0, 0) if column.kind == "jagged2d" else (0,), dtype=getattr(torch, column.dtype))
 
 
 def filled(column: Column, rows: Sequence[Tensor | None], lengths: Sequence[int]) -> list[Tensor]:

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from meshy.algorithms.overlong import Overlong, penalty
-
-LENGTH = "n_written"
+from meshy.columns import N_WRITTEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,7 @@ class RewardRule:
         rewards = torch.stack(parts).sum(0)
         if self.overlong is not None:
             rule = self.overlong
-            lost = [penalty(int(n), self.max_length, rule.buffer, rule.factor) for n in columns[LENGTH].tolist()]
+            written = columns[N_WRITTEN.name].tolist()
+            lost = [penalty(int(n), self.max_length, rule.buffer, rule.factor) for n in written]
             rewards = rewards + torch.tensor(lost)
         return rewards

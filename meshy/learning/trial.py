@@ -1,4 +1,5 @@
-"""Functions that a recipe names, tried before anything is spawned. A rank without work gives them no tokens either."""
+"""Functions that a recipe names, tried before anything is spawned, with columns but without tokens: what a rank without
+rows gives them, too."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from meshy.algorithms.interface import (
     AdvantageInputs,
@@ -22,6 +22,7 @@ from meshy.algorithms.interface import (
 from meshy.algorithms.options import OptionError, check_option
 from meshy.columns import Column
 from meshy.importing import ImportPathError, load, nearest, path_of
+from meshy.learning.blank import without_tokens
 from meshy.learning.numbers import check_numbers
 
 Target = str | Callable[..., Any]
@@ -42,7 +43,10 @@ def loading_faults(field: str, target: Target | None, options: Mapping[str, Any]
         return [
             f"{field}: {path_of(target)} is a {type(function).__name__}; name a function (see algorithms/interface.py)"
         ]
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # of some functions that are not written in Python
+        return []
     known, faults = list(parameters)[1:], []
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, value in (options or {}).items():
@@ -71,7 +75,7 @@ def loss_faults(
         advantages=none,
         sequence=torch.zeros(0, dtype=torch.long),
         counts=GlobalCounts(tokens=1, sequences=1),
-        columns=_without_tokens(columns),
+        columns={column.name: without_tokens(column) for column in columns},
         logits=torch.zeros(0, 2).requires_grad_(),
     )
 
@@ -112,7 +116,7 @@ def token_advantage_faults(
         advantages=none,
         rollout_logprobs=none,
         sequence=torch.zeros(0, dtype=torch.long),
-        columns=_without_tokens(columns),
+        columns={column.name: without_tokens(column) for column in columns},
     )
 
     def call() -> None:
@@ -126,12 +130,6 @@ def token_advantage_faults(
             )
 
     return _tried(field, f"{field}_options", target, call)
-
-
-def _without_tokens(columns: Iterable[Column]) -> dict[str, Tensor]:
-    return {
-        c.name: torch.zeros((0, 0) if c.kind == "jagged2d" else (0,), dtype=getattr(torch, c.dtype)) for c in columns
-    }
 
 
 def _expect(output: Any, kind: type) -> Any:

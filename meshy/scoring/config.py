@@ -81,7 +81,8 @@ class TeacherConfig(ModelOptions):
         function (policy's folder, own folder) -> list; entry i is the own id of the policy's token i, -1 for none.
     evaluate: how well it does itself: greedy answers to the first so many held-out prompts, before anything else; in
         summary.json as `<group>_eval`. 0: not.
-    part_mb: MiB of logits that are there at once; more are never kept, however long the rows are.
+    part_mb: MiB of logits that are made at a time, however long the rows are; what is computed from them takes about
+        three times as much beside. Only what `scores` names is kept.
     """
 
     service: ClassVar[str] = "meshy.scoring.teacher:TeacherService"

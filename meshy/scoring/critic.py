@@ -1,6 +1,5 @@
 """The critic: says of each token what reward is still to come, and learns from what came."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,6 +13,7 @@ from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.interface import GlobalCounts
 from meshy.algorithms.losses.value_loss import value_loss
 from meshy.columns import BATCH, N_TOKENS, N_WRITTEN, POSITION
+from meshy.learning.numbers import check_numbers, rewards_of
 from meshy.learning.refine import Refiner, with_column
 from meshy.learning.rewards import RewardRule
 from meshy.observe.jsonl import JsonlWriter
@@ -26,8 +26,7 @@ from meshy.scoring.intake import Portion
 from meshy.scoring.service import ScoringService, by_row
 from meshy.service import Context
 from meshy.titan.engine import AdamW
-from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
-from meshy.titan.policy_model import LEAST_ROWS
+from meshy.titan.micro_batch import Sample
 from meshy.titan.sharing import cut_shares
 
 RETURNS = "returns"  # the column of a sample from which the critic learns
@@ -62,18 +61,14 @@ class CriticService(ScoringService):
             max_grad_norm=config.max_grad_norm,
         )
         self.engine = build_engine(config, self.folder, self.recipe, optimizer, value_head=True)
-        self.refiner = Refiner.of(self.trainer, self.groups)
+        self.refiner = Refiner.of(self.trainer, self.groups, config.of_tokens(self.recipe, self.contract))
         if self.rank == 0:
             self.lines = JsonlWriter(self.context.folder.path / f"{self.context.group.id}.jsonl")
 
     # Every rank -------------------------------------------------------------------------------------------------------
 
     def score(self, samples: Sequence[Sample]) -> Mapping[str, Sequence[Any]]:
-        return {self.config.column: by_row(self.engine.values(self._batch(samples)), samples)}
-
-    def _batch(self, samples: Sequence[Sample], names: Sequence[str] = ()) -> MicroBatch:
-        layout = pack if self.engine.config.packed else pad
-        return layout(samples, names, max(self.engine.row_multiple, LEAST_ROWS)).to(self.engine.device)
+        return {self.config.column: by_row(self.engine.values(self.engine.batch(samples)), samples)}
 
     def keep(self, rows: Rows, samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]]) -> None:
         name = self.config.column
@@ -95,6 +90,7 @@ class CriticService(ScoringService):
                 f"{self.trainer.token_advantage} gives no returns, and a critic learns from them; set the trainer's "
                 "token_advantage to meshy.algorithms.advantages.gae:gae_advantage, or another that does"
             )
+        check_numbers("returns", output.returns, output.advantages)
         samples = with_column(mine, RETURNS, output.returns)
         sums, norm = torch.zeros(len(SUMS), dtype=torch.float64), 0.0
         for step in command.steps:
@@ -106,7 +102,7 @@ class CriticService(ScoringService):
         return {"grad_norm": norm, **told, **_means(totals, command.steps)}
 
     def _micro_step(self, samples: Sequence[Sample], counts: GlobalCounts) -> Float[Tensor, " sums"]:
-        batch = self._batch(samples, (self.config.column, RETURNS))
+        batch = self.engine.batch(samples, (self.config.column, RETURNS))
         values, returns = self.engine.logits(batch)[:, 0].float(), batch.columns[RETURNS]
         token_loss, clipped = value_loss(values, batch.columns[self.config.column], returns, self.config.clip)
         loss = aggregate(token_loss, batch.sequence, counts, "token-mean")
@@ -122,8 +118,7 @@ class CriticService(ScoringService):
             self.doing = f"learning from batch {self.batches_learnt}"
             began = time.time()
             numbers = {
-                name: torch.tensor([math.nan if value is None else float(value) for value in batch.columns[name]])
-                for name in self.leader_columns
+                name: rewards_of(name, batch.columns[name], batch.uids) for name in (N_WRITTEN.name, *self.rule.weights)
             }
             steps = self._steps(batch)
             command = LearnBatch(batch.uids, batch.ranks, tuple(self.rule.rewards(numbers).tolist()), steps)

@@ -17,6 +17,7 @@ from meshy.columns import (
     TRAIN,
     Column,
     Consumes,
+    PartitionContract,
     Produces,
 )
 from meshy.recipe import Recipe
@@ -69,6 +70,11 @@ class CriticConfig(ModelOptions):
         kl = getattr(self.trainer(recipe), "kl_in_reward", None)
         return tuple(dict.fromkeys((*ALWAYS, *([kl.reference] if kl else []), *self.also_consumes)))
 
+    def of_tokens(self, recipe: Recipe, contract: PartitionContract) -> dict[str, Column]:
+        """What the trainer's token_advantage may read here."""
+        names = (*self.token_columns(recipe), self.column)
+        return {name: contract.columns[name] for name in names if name not in (TOKENS.name, LOSS_MASK.name)}
+
     def consumes(self, recipe: Recipe) -> tuple[Consumes, ...]:
         own = (TOKENS, LOSS_MASK, ROLLOUT_LOGPROBS, N_TOKENS, N_WRITTEN, POSITION, BATCH)
         more = [*self.token_columns(recipe), *self.reward_columns(recipe)]
@@ -96,6 +102,7 @@ class CriticConfig(ModelOptions):
             (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
         )  # fmt: skip
         faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults += self._kl_faults(recipe)
         replicas = [group.replicas for group in recipe.groups if group.config is self]
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 critic, got {replicas[0]}; give it more GPUs with gpus_per_replica")
@@ -105,6 +112,24 @@ class CriticConfig(ModelOptions):
                 "'meshy.algorithms.advantages.gae:gae_advantage'"
             )
         return faults + super().faults(recipe)
+
+    def _kl_faults(self, recipe: Recipe) -> list[str]:
+        """An adaptive coefficient is the same for trainer and critic only if both see the same batches."""
+        trainer = self.trainer(recipe)
+        kl = getattr(trainer, "kl_in_reward", None)
+        if kl is None or kl.target is None:
+            return []
+        apart = {
+            "stream_minibatch": trainer.stream_minibatch,
+            "max_staleness": trainer.max_staleness is not None,
+            "a window of none": any(getattr(group.config, "window", 1) is None for group in recipe.groups),
+        }
+        return [
+            f"the trainer's kl_in_reward.target adapts the coefficient from batch to batch, and with {name} a critic's "
+            "batches are others than the trainer's; set target to none, or go without the critic"
+            for name, given in apart.items()
+            if given
+        ]
 
     def preflight(self, recipe: Recipe) -> list[str]:
         from meshy.scoring.preflight import critic_faults

@@ -30,6 +30,9 @@ def evaluate_model(context: Context, folder: Path, count: int, device: torch.dev
     began, recipe = time.monotonic(), context.recipe
     task: Task = load(recipe.data)(**{"seed": recipe.seed, **recipe.data_options})
     examples = list(task.evaluation[:count])
+    if not examples:
+        log.warning("%s: the task has no held-out prompts, so it is not evaluated", folder)
+        return
     answers = greedy_answers(folder, examples, _chat_options(context), recipe.sampling.max_new_tokens, device)
     chosen = next((reward for group in recipe.groups if (reward := getattr(group.config, "reward", None))), task.reward)
     scores = asyncio.run(_scores(chosen, examples, answers))
@@ -51,10 +54,14 @@ def greedy_answers(
     folder: Path, examples: list[Example], chat_options: dict[str, Any], max_new_tokens: int, device: torch.device
 ) -> list[str]:
     """By transformers' own `generate`; the model is gone from the device afterwards."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    own = model.generation_config  # whose penalties and bans are left out: the policy is measured without, too
+    ends = tokenizer.eos_token_id if own.eos_token_id is None else own.eos_token_id
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=pad)
     answers: list[str] = []
     for start in range(0, len(examples), BATCH):
         texts = [
@@ -68,8 +75,9 @@ def greedy_answers(
         ]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(device)
         inputs.pop("token_type_ids", None)
-        output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+        output = model.generate(**inputs, generation_config=greedy)
         answers += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        log.info("%s: %d of %d held-out prompts answered", folder, len(answers), len(examples))
     del model
     give_back(device)
     return answers

@@ -50,6 +50,7 @@ class Intake:
         self._share, self._columns, self._optional = share, tuple(columns), tuple(optional)
         self._mean = float(longest)  # tokens of a row; of those seen so far, once there are any
         self._seen = 0
+        self._load = [0] * world_size  # tokens that each rank has been given so far
         self._ready: queue.Queue[Portion | BaseException] = queue.Queue(maxsize=1)
         self._nothing = threading.Event()  # is ready, as far as is known
         self._closing = False
@@ -109,7 +110,9 @@ class Intake:
         lengths = tuple(columns[N_TOKENS.name])
         self._mean = (self._mean * self._seen + sum(lengths)) / (self._seen + len(lengths))
         self._seen = min(self._seen + len(lengths), 4096)
-        ranks = spread(dict(enumerate(lengths)), self._world_size)
+        ranks = spread(dict(enumerate(lengths)), self._world_size, self._load)
+        for i, length in enumerate(lengths):
+            self._load[ranks[i]] += length
         return Portion(rows, lengths, tuple(ranks[i] for i in range(len(lengths))), columns)
 
     def _put(self, entry: Portion | BaseException) -> None:

@@ -24,9 +24,9 @@ def likelihoods(
     token_map: Int[Tensor, " vocab"] | None = None,
 ) -> Reduce:
     """What keeps, for rows [start, stop) of logits, log softmax(logits / temperature), in float32, of what `scores`
-    names, in that order (see `TeacherConfig`). Ids are those of the policy's tokenizer throughout. vocab: how many it
-    has; what the model has beyond them is left out, for that is no token, but room that its makers left. token_map:
-    instead, the model's own id of each, -1 for none."""
+    names, in that order (see `TeacherConfig`). Ids are those of the policy's tokenizer throughout. vocab: how many ids
+    the policy has; what this model has beyond them is left out. token_map: instead, the model's own id of each, -1 for
+    none."""
 
     def reduce(logits: Float[Tensor, "part vocab"], start: int, stop: int) -> tuple[Tensor, ...]:
         if token_map is None:

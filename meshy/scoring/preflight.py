@@ -1,14 +1,12 @@
-"""What is wrong with a model that scores, as seen from the host on which it will run, before anything is spawned.
-Torch-free."""
+"""What is wrong with a model that scores, as seen from the host on which it will run, before anything is spawned."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from meshy.columns import PER_TOKEN, TRAIN, derive_contract
-from meshy.models import ModelError, folder_faults, model_folder, read_config, weight_shapes
+from meshy.models import ModelError, folder_faults, model_folder, vocabulary_size, weight_shapes
 from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions, TeacherConfig
 from meshy.scoring.critic_config import CriticConfig
@@ -49,12 +47,6 @@ def teacher_faults(config: TeacherConfig, recipe: Recipe) -> list[str]:
     if faults:
         return faults
     return _size_faults(config, *sizes) + _map_faults(config, policy, own, *sizes)
-
-
-def vocabulary_size(folder: Path) -> int:
-    """Ids that the model has an embedding for. Raises ModelError."""
-    config: dict[str, Any] = read_config(folder)
-    return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
 
 
 def _size_faults(config: TeacherConfig, policy_vocab: int, own_vocab: int) -> list[str]:
@@ -137,8 +129,7 @@ def _returns_faults(config: CriticConfig, recipe: Recipe) -> list[str]:
     field = "what the trainer's token_advantage makes of the critic's columns"
     if estimator is None or trial.loading_faults(field, estimator, options):
         return []
-    known = contract.partition(TRAIN).columns
-    columns = [known[name] for name in (*config.token_columns(recipe), config.column)]
+    columns = config.of_tokens(recipe, contract.partition(TRAIN)).values()
     if wrong := [c for c in columns if c.kind not in PER_TOKEN or c.dtype in ("str", "object")]:
         return [f"also_consumes: {c.name} is {c.type}, and a critic reads numbers of tokens" for c in wrong]
     return trial.token_advantage_faults(field, estimator, options, columns, returns=True)

@@ -13,8 +13,7 @@ from meshy.scoring.build import build_engine
 from meshy.scoring.reward_model_config import RewardModelConfig
 from meshy.scoring.service import ScoringService
 from meshy.titan.engine import TitanEngine
-from meshy.titan.micro_batch import Sample, flat_index, pack, pad
-from meshy.titan.policy_model import LEAST_ROWS
+from meshy.titan.micro_batch import Sample, flat_index
 
 
 class RewardModelService(ScoringService):
@@ -35,8 +34,7 @@ class RewardModelService(ScoringService):
 def last_scores(engine: TitanEngine, samples: Sequence[Sample], padding: int | None) -> Float[Tensor, " samples"]:
     """What a model with a value head says at the last token of each sample, float32, on the CPU. Collective; without a
     sample too. padding: the id that the model takes for no token."""
-    layout = pack if engine.config.packed else pad
-    batch = layout(samples, (), max(engine.row_multiple, LEAST_ROWS)).to(engine.device)
+    batch = engine.batch(samples)
     select = flat_index(samples, batch, [last_token(sample.tokens, padding) for sample in samples])
     at_last = dataclasses.replace(batch, select=select)
     return engine.values(at_last).cpu()

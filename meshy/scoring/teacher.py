@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshy.models import vocabulary_size
 from meshy.scoring.build import build_engine
 from meshy.scoring.config import TeacherConfig
 from meshy.scoring.evaluation import evaluate_model
 from meshy.scoring.likelihood import likelihoods
-from meshy.scoring.preflight import vocabulary_size
 from meshy.scoring.service import ScoringService, by_row
 from meshy.scoring.tokenizers import load_token_map
 from meshy.service import Context
-from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
+from meshy.titan.micro_batch import MicroBatch, Sample
 from meshy.titan.policy_model import LEAST_ROWS
 
 
@@ -30,9 +30,9 @@ class TeacherService(ScoringService):
 
     def load(self) -> None:
         config, recipe = self.config, self.recipe
-        if config.evaluate and self.rank == 0 and self.context.replica.index == 0:
+        if config.evaluate and self.context.replica.index == 0:
             self.doing = "evaluating the model itself"
-            evaluate_model(self.context, self.folder, config.evaluate, self.device)
+            self.alone(lambda: evaluate_model(self.context, self.folder, config.evaluate, self.device))
         self.engine = build_engine(config, self.folder, recipe)
         self.temperature = config.temperature or recipe.sampling.temperature
         self.token_map: Tensor | None = None
@@ -46,8 +46,7 @@ class TeacherService(ScoringService):
     def score(self, samples: Sequence[Sample]) -> Mapping[str, Sequence[Any]]:
         config = self.config
         names = [config.candidates] if "candidates" in config.scores else []
-        layout = pack if self.engine.config.packed else pad
-        batch = layout(samples, names, max(self.engine.row_multiple, LEAST_ROWS)).to(self.engine.device)
+        batch = self.engine.batch(samples, names)
         reduce = likelihoods(
             config.scores,
             targets=batch.targets,

@@ -21,6 +21,11 @@ class LeaveGpu:
 
 
 @dataclass(frozen=True)
+class GoOn:
+    """The leader has done what it does alone."""
+
+
+@dataclass(frozen=True)
 class FreeGpu:
     """Give up everything on this rank's GPU."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshy.service import Context, Service
 from meshy.spmd.crew import Crew
 from meshy.spmd.groups import Place, ProcessGroups
-from meshy.spmd.orders import EnterGpu, FreeGpu, LeaveGpu, RestoreGpu, Stop
+from meshy.spmd.orders import EnterGpu, FreeGpu, GoOn, LeaveGpu, RestoreGpu, Stop
 
 # Seconds that a failed rank may take to print its traceback and unwind, before it is ended for good.
 FAILURE_GRACE = 5.0
@@ -68,6 +68,16 @@ class SpmdService(Service):
     def lead(self) -> None:
         """The leader's loop."""
         raise NotImplementedError(f"{type(self).__name__} has no lead()")
+
+    def alone(self, work: Callable[[], None]) -> None:
+        """In `setup`, every rank: the leader does this work, and the others wait for it, not in a collective, so that
+        it may take long; a leader that fails or dies ends them."""
+        assert self._crew is not None, "call super().setup() first"
+        if self.rank == 0:
+            work()
+            self._crew.send(GoOn())
+        else:
+            self._obey(GoOn)
 
     def command(self, command: Any) -> Any:
         """Leader: have every rank execute `command` (small and picklable); returns this rank's result."""

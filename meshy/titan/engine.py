@@ -2,7 +2,7 @@
 queue."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from torchtitan.tools import utils as titan_utils
 from meshy.device import device_kind
 from meshy.titan.attention import Documents
 from meshy.titan.cpu import reduce_by_plain_sum
-from meshy.titan.micro_batch import MicroBatch
+from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
 from meshy.titan.model_spec import model_spec
 from meshy.titan.parked import Parking
-from meshy.titan.policy_model import Reduce
+from meshy.titan.policy_model import LEAST_ROWS, Reduce
 from meshy.trainable import VALUE
 
 
@@ -141,6 +141,11 @@ class TitanEngine:
         model.load_state_dict(self.adapter.from_hf(hf), strict=True)
 
     # Computing --------------------------------------------------------------------------------------------------------
+
+    def batch(self, samples: Sequence[Sample], names: Sequence[str] = ()) -> MicroBatch:
+        """A micro-batch in this engine's layout, on its device. names: columns that it carries."""
+        layout = pack if self.config.packed else pad
+        return layout(samples, names, max(self.row_multiple, LEAST_ROWS)).to(self.device)
 
     def logits(self, batch: MicroBatch) -> Float[Tensor, "selected vocab"]:
         """Logits that predict the batch's response tokens; with a graph unless under no_grad."""

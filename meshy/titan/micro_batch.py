@@ -1,4 +1,4 @@
-"""From samples to the tensors that a model and a loss eat. Pure; the plan of who gets what stands in `plan.py`."""
+"""From samples to the tensors that a model and a loss eat. Pure; who gets what is said in `sharing.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

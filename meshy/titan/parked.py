@@ -78,7 +78,7 @@ class File:
     """A temporary file: on a CPU, the tensors' memory and what keeps them would be the same."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="meshy-trainer-")  # noqa: SIM115 - as long as this object
+        self._file = tempfile.TemporaryFile(prefix="meshy-parked-")  # noqa: SIM115 - as long as this object
 
     def keep(self, pieces: list[UInt8[Tensor, " bytes"]]) -> None:
         for piece in pieces:
@@ -90,7 +90,7 @@ class File:
         for piece in pieces:
             count = self._file.readinto(_buffer(piece))
             if count != len(piece):
-                raise OSError(f"the file of the trainer's tensors holds {count} bytes where {len(piece)} were written")
+                raise OSError(f"the file of parked tensors holds {count} bytes where {len(piece)} were written")
         self._file.seek(0)
         self._file.truncate()
 

@@ -41,9 +41,10 @@ class Head(Linear):
         return tuple(torch.cat(parts) for parts in zip(*kept, strict=True))
 
     def _outputs(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows out"]:
-        """A single output is summed row by row: a product of matrix and vector rounds by how many rows there are."""
+        """A single output is summed row by row, for a product of matrix and vector rounds by how many rows there are;
+        and in float32: differences of values are learnt from."""
         if self.weight.shape[0] == 1:
-            return (hidden * self.weight).sum(-1, keepdim=True)
+            return (hidden.float() * self.weight.float()).sum(-1, keepdim=True)
         return F.linear(hidden, self.weight, self.bias)
 
 

@@ -9,13 +9,13 @@ MicroBatchPlan = tuple[int, ...]
 """Sample numbers of one micro-batch."""
 
 
-def spread(costs: Mapping[int, int], world_size: int) -> dict[int, int]:
-    """A rank for each sample: the dearest first, each to the least loaded rank."""
-    load = [0] * world_size
+def spread(costs: Mapping[int, int], world_size: int, load: Sequence[int] = ()) -> dict[int, int]:
+    """A rank for each sample: the dearest first, each to the least loaded rank. load: what each has already."""
+    loads = list(load) or [0] * world_size
     home = {}
     for sample in sorted(costs, key=lambda i: -costs[i]):
-        home[sample] = rank = load.index(min(load))
-        load[rank] += costs[sample]
+        home[sample] = rank = loads.index(min(loads))
+        loads[rank] += costs[sample]
     return home
 
 

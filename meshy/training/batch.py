@@ -1,7 +1,6 @@
 """Rows of partition `train` on their way to the engine: what the leader must know, and each rank's samples."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from meshy.columns import Column
+from meshy.columns import N_WRITTEN, Column
 from meshy.learning.blank import filled
+from meshy.learning.numbers import numbers_of, rewards_of
 from meshy.learning.rewards import RewardRule
 from meshy.queue.rows import Rows
 from meshy.titan.micro_batch import Sample
@@ -30,8 +30,8 @@ class BadRows(ValueError):
 class Batch:
     """What the leader knows of a batch, or a part of one, in the order of the data; entry i of everything is sample i.
 
-    rewards: by the recipe's rule. columns: further numbers of each sample, NaN where it has
-    none. ranks: who has been told to fetch it. lost: groups that gave no rows before these did.
+    rewards: by the recipe's rule. columns: further numbers of each sample, NaN where it has none. ranks: who has been
+    told to fetch it. lost: groups that gave no rows before these did.
     """
 
     rows: Rows
@@ -66,14 +66,15 @@ def batch_of(groups: Sequence[Group], rewards: RewardRule | None = None) -> Batc
 
     rule = rewards or RewardRule()
 
-    def told(name: str) -> Float[Tensor, " samples"]:
-        values = [columns[name][i] for i in order]
-        return torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float32)
+    ordered = rows.select(order)
+
+    def told(name: str) -> list[Any]:
+        return [columns[name][i] for i in order]
 
     return Batch(
-        rows=rows.select(order),
-        rewards=rule.rewards({name: told(name) for name in (*rule.weights, "n_written")}),
-        columns={name: told(name) for name in columns if name not in LEADER_COLUMNS},
+        rows=ordered,
+        rewards=rule.rewards({n: rewards_of(n, told(n), ordered.uids) for n in (*rule.weights, N_WRITTEN.name)}),
+        columns={name: numbers_of(told(name)) for name in columns if name not in LEADER_COLUMNS},
         groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
         lengths=tuple(columns["n_tokens"][i] for i in order),
         written=tuple(columns["n_written"][i] for i in order),

@@ -1,10 +1,8 @@
 """From configuration to a learner. Importing this imports TorchTitan."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from meshy.algorithms.interface import LossConfig
 from meshy.columns import Column
 from meshy.device import device_kind
 from meshy.importing import load
@@ -12,6 +10,7 @@ from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import AdamW, EngineConfig, TitanEngine
 from meshy.training.config import TrainerConfig
 from meshy.training.learner import Learner, Term
+from meshy.training.settings_of_loss import loss_config
 
 
 def micro_batch_budget(config: TrainerConfig, context_length: int) -> int:
@@ -62,22 +61,13 @@ def build_learner(
 ) -> Learner:
     """Builds the engine on every rank (collective) and joins it with the loss that the configuration names."""
     engine = TitanEngine(engine_config(config, model, context_length, seed, deterministic))
-    loss_config = LossConfig(
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-        aggregation=config.aggregation,
-        aggregation_constant=config.aggregation_constant,
-        options=config.loss_options,
-    )
     return Learner(
         engine=engine,
         groups=groups,
         loss=load(config.loss),
-        loss_config=loss_config,
+        loss_config=loss_config(config, config.loss_options),
         terms=tuple(
-            Term(term.label, load(term.loss), replace(loss_config, options=term.options), term.weight)
-            for term in config.terms
+            Term(term.label, load(term.loss), loss_config(config, term.options), term.weight) for term in config.terms
         ),
         temperature=temperature,
         micro_batch_tokens=micro_batch_budget(config, context_length),

@@ -45,10 +45,10 @@ class TrainerConfig(ServiceConfig):
         token_advantage_options: their own. terms: added to the loss, each with a weight of its own. clip_low,
         clip_high, dual_clip, aggregation, aggregation_constant: given to the loss and its terms; loss_options: to the
         loss. frozen_batches: at the beginning, of which the policy learns nothing and is published as it is, while a
-        critic warms up. old_logprobs: the
-        policy whose ratio is clipped: as the inference engine reported it ("rollout"), scored anew by the trainer
-        before its first step ("recompute"), or estimated without that pass, between the engine's and the current ones
-        by how many versions old each token is ("loglinear"). correction: off-policy weights and rejection.
+        critic warms up; warm-up and schedule of the policy begin after them. old_logprobs: the policy whose
+        ratio is clipped: as the inference engine reported it ("rollout"), scored anew by the trainer before its first
+        step ("recompute"), or estimated without that pass, between the engine's and the current ones by how many
+        versions old each token is ("loglinear"). correction: off-policy weights and rejection.
         lr, schedule, warmup_steps, final_lr_factor, betas, eps, weight_decay, max_grad_norm: AdamW. Warm-up and
         schedule count optimiser steps.
     Where weights go:
@@ -232,7 +232,9 @@ class TrainerConfig(ServiceConfig):
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
-        faults += self._weight_faults()
+        faults += self._weight_faults() + self._term_faults()
+        if 0 < recipe.steps <= self.frozen_batches:
+            faults.append(f"frozen_batches: expected less than steps ({recipe.steps}), got {self.frozen_batches}")
         faults += self._kl_faults() + self._reward_faults()
         faults += [] if self.overlong is None else self.overlong.faults()
         if self.kl_in_reward is not None and self.token_advantage is None:
@@ -259,6 +261,14 @@ class TrainerConfig(ServiceConfig):
             f"{name}: expected a finite number, got {weight}"
             for name, weight in weights.items()
             if not math.isfinite(weight)
+        ]
+
+    def _term_faults(self) -> list[str]:
+        labels = [term.label for term in self.terms]
+        return [
+            f"terms: {labels.count(label)} of them are called {label!r}, as are their metrics; give each a `name`"
+            for label in dict.fromkeys(labels)
+            if labels.count(label) > 1
         ]
 
     def _kl_faults(self) -> list[str]:

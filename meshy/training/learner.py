@@ -15,6 +15,7 @@ from meshy.algorithms.off_policy import off_policy_factor
 from meshy.algorithms.proximal import loglinear_proximal, proximal_share
 from meshy.algorithms.ratios import bounded_ratio
 from meshy.columns import Column
+from meshy.learning.blank import without_tokens
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
@@ -173,9 +174,7 @@ class Learner:
     def _column(batch: MicroBatch, column: Column) -> Tensor:
         """Of this type also where the micro-batch holds no token at all."""
         values = batch.columns[column.name]
-        if len(values):
-            return values
-        return values.new_zeros((0, 0) if column.kind == "jagged2d" else (0,), dtype=getattr(torch, column.dtype))
+        return values if len(values) else without_tokens(column).to(values.device)
 
     def _old_logprobs(self, batch: MicroBatch, current: Tensor) -> Tensor:
         rollout = batch.columns[ROLLOUT_LOGPROBS]

@@ -3,8 +3,6 @@ anything is spawned."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshy.columns import TRAIN, derive_contract
 from meshy.importing import load, path_of
 from meshy.models import ModelError, folder_faults, model_folder
@@ -41,12 +39,18 @@ def function_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
 
 
 def _level_faults(config: TrainerConfig) -> list[str]:
-    """An estimator of tokens where one of samples belongs, or the other way round."""
-    faults = []
-    if config.token_advantage is not None and not getattr(load(config.token_advantage), "per_token", False):
+    """An estimator of tokens where one of samples belongs, or the other way round, or one that does not see what is
+    taken from the rewards."""
+    faults, refined = [], config.token_advantage
+    if refined is not None and not getattr(load(refined), "per_token", False):
         faults.append(
-            f"token_advantage: {path_of(config.token_advantage)} takes whole samples, or lacks the mark @per_token of "
+            f"token_advantage: {path_of(refined)} takes whole samples, or lacks the mark @per_token of "
             "meshy.algorithms.interface; name it as advantage, or mark it"
+        )
+    if refined is not None and config.kl_in_reward is not None and getattr(load(refined), "ignores_rewards", False):
+        faults.append(
+            f"kl_in_reward: {path_of(refined)} does not read the rewards of tokens; take another token_advantage, or "
+            "take the KL into the loss, as one of `terms`"
         )
     if config.advantage is not None and getattr(load(config.advantage), "per_token", False):
         faults.append(f"advantage: {path_of(config.advantage)} takes tokens; name it as token_advantage")
@@ -54,21 +58,18 @@ def _level_faults(config: TrainerConfig) -> list[str]:
 
 
 def _trial_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
-    from meshy.algorithms.interface import LossConfig
     from meshy.learning import trial
+    from meshy.training.settings_of_loss import loss_config
 
     contract, misfits = derive_contract(recipe.declarations())
     if misfits:
         return []  # they are said elsewhere
     further = Further.of(config.further_columns, contract.partition(TRAIN))
     columns = further.tokens.values()
-    plain = LossConfig(aggregation=config.aggregation, aggregation_constant=config.aggregation_constant)
-    faults = trial.loss_faults(
-        "loss", "loss_options", config.loss, replace(plain, options=config.loss_options), columns
-    )
+    settings = loss_config(config, config.loss_options)
+    faults = trial.loss_faults("loss", "loss_options", config.loss, settings, columns)
     for index, term in enumerate(config.terms):
-        where = f"terms[{index}]"
-        settings = replace(plain, options=term.options)
+        where, settings = f"terms[{index}]", loss_config(config, term.options)
         faults += trial.loss_faults(f"{where}.loss", f"{where}.options", term.loss, settings, columns)
     if config.advantage is not None:
         faults += trial.advantage_faults("advantage", config.advantage, config.advantage_options, further.numbers)

@@ -79,7 +79,7 @@ class TrainerService(SpmdService):
                 groups=self.groups,
                 columns=self.further.tokens,
             )
-        self.refiner = Refiner.of(config, self.groups)
+        self.refiner = Refiner.of(config, self.groups, self.further.tokens)
         if self.rank == 0:
             served, stored = (
                 dtype_of(self.context.model_folder, dtype)
@@ -280,9 +280,9 @@ class TrainerService(SpmdService):
             return tuple(0.0 for _ in steps)
         return tuple(
             learning_rate(
-                self.step * count + i,
+                (self.step - config.frozen_batches) * count + i,
                 peak=config.lr,
-                total=self.recipe.steps * count,
+                total=(self.recipe.steps - config.frozen_batches) * count,
                 schedule=config.schedule,
                 warmup=config.warmup_steps,
                 final_factor=config.final_lr_factor,

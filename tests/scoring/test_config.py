@@ -28,6 +28,7 @@ from meshy.training.terms import LossTerm
 ROOT = Path(__file__).parents[2]
 OPD, PPO = (load_file(ROOT / "recipes" / f"{name}.py") for name in ("opd", "ppo"))
 KL = "meshy.algorithms.losses.kl_loss:kl_loss"
+ADAPTIVE = KLInReward(coef=0.1, target=0.01)
 DEMO = ROOT / "recipes" / "demo_model"
 
 
@@ -89,6 +90,13 @@ def test_a_column_that_nobody_reads_and_one_that_nobody_writes():
         ("critic", {"mini_batches": 10_000}, "critic.mini_batches: expected at most the trainer's batch_size"),
         ("trainer", {"rewards": {"reward": math.nan}}, "trainer.rewards.reward: expected a finite number, got nan"),
         ("trainer", {"terms": (LossTerm(loss=KL, weight=math.inf),)}, "trainer.terms[0].weight: expected a finite"),
+        ("trainer", {"terms": (LossTerm(loss=KL), LossTerm(loss=KL))}, "trainer.terms: 2 of them are called 'kl_loss'"),
+        ("trainer", {"frozen_batches": 10_000}, "trainer.frozen_batches: expected less than steps"),
+        (
+            "trainer",
+            {"kl_in_reward": ADAPTIVE, "stream_minibatch": True},
+            "with stream_minibatch a critic's batches are",
+        ),
         ("trainer", {"kl_in_reward": KLInReward(reference="rollout_logprobs", coef=0.1)}, "what rollout writes of the"),
         ("critic", {"lr": -1.0}, "critic.lr"),
         ("critic", {"max_restarts": 1}, "critic.max_restarts: this role cannot begin in the middle"),

@@ -94,6 +94,8 @@ def test_every_policy_loss_can_be_tried(loss: str):
         ("grpo_sync", {"advantage": f"{HERE}:one_too_many"}, "gave advantages of shape [3] where [2] were asked for"),
         ("grpo_sync", {"advantage": f"{HERE}:no_number"}, "gave advantages that are NaN or infinite"),
         ("grpo_sync", {"token_advantage": f"{HERE}:of_samples"}, "returned a AdvantageOutput, not a TokenAdvantages"),
+        ("ppo", {"token_advantage": f"{ADVANTAGES}.reinforce_pp_baseline:reinforce_pp_baseline_advantage",
+                 "token_advantage_options": "{}"}, "kl_in_reward: "),
         ("grpo_sync", {"spmd_backend": "spmd_types"}, "spmd_backend: expected 'partial_dtensor'"),
     ],
 )  # fmt: skip

@@ -4,9 +4,10 @@
 import torch
 
 from meshy.algorithms.columns import column
-from meshy.algorithms.interface import TokenAdvantages, TokenInputs, per_token
+from meshy.algorithms.interface import TokenAdvantages, TokenInputs, ignores_rewards, per_token
 
 
+@ignores_rewards
 @per_token
 def opd_advantage(inputs: TokenInputs, coef: float = 1.0, teacher: str = "teacher_logprobs") -> TokenAdvantages:
     """A_t = advantages_t - coef * (log pi_S - log pi_T) of the sampled token; without a sample-level estimator, of pure

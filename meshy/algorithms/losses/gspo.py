@@ -47,5 +47,5 @@ def gspo_token_loss(
     and each token has its own gradient, -A_t s where the clip does not bind.
     """
     mean = sequence_mean((logprobs - old_logprobs).detach(), sequence)
-    ratio = bounded_ratio(mean[sequence] + logprobs - logprobs.detach())
+    ratio = bounded_ratio(mean[sequence] + (logprobs - logprobs.detach()))  # the difference is exactly 0
     return clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

@@ -6,7 +6,9 @@ from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.columns import column
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput
 from meshy.algorithms.kl import kl_estimate
-from meshy.algorithms.options import options_of
+from meshy.algorithms.options import OptionError, options_of
+
+KINDS = ("k2", "k3", "low_var", "k3_k2_gradient")
 
 
 def kl_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
@@ -23,10 +25,13 @@ def kl_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     options = options_of(config, "kl_loss", reference="ref_logprobs", kind="k3")
     kind = options["kind"]
     if kind == "k1":
-        raise ValueError(
+        raise OptionError(
+            "kind",
             "kl_loss: k1 has gradient 1 at every token whatever the reference says, so it holds the policy to nothing; "
-            "choose k2, k3, low_var or k3_k2_gradient, or put k1 into the reward (algorithms.kl_reward)"
+            "choose k2, k3, low_var or k3_k2_gradient, or put k1 into the reward (algorithms.kl_reward)",
         )
+    if kind not in KINDS:
+        raise OptionError("kind", f"kl_loss has no kind {kind!r}; choose one of {', '.join(KINDS)}")
     reference = column(inputs.columns, options["reference"], "kl_loss")
     # Where the reference is the policy itself, value and gradient of every estimate are exactly 0.
     reference = torch.where(reference.isnan(), inputs.logprobs.detach(), reference)

@@ -7,7 +7,7 @@ from torch import Tensor
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput, vanishes_at_zero_advantage
 from meshy.algorithms.kl import kl_estimate
-from meshy.algorithms.options import options_of
+from meshy.algorithms.options import OptionError, options_of
 from meshy.algorithms.ratios import bounded_ratio
 
 
@@ -44,7 +44,8 @@ def sapo_token_loss(
     At rho = 1 the gradient is that of plain REINFORCE, -A. The log-ratio is clamped to +-20.
     """
     if tau_pos <= 0 or tau_neg <= 0:
-        raise ValueError(f"sapo_loss: tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
+        name = "tau_pos" if tau_pos <= 0 else "tau_neg"
+        raise OptionError(name, f"sapo_loss: tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
     ratio = bounded_ratio(logprobs - old_logprobs)
     tau = torch.full_like(ratio, tau_neg).masked_fill(advantages > 0, tau_pos)
     return -advantages * (4 / tau) * (tau * (ratio - 1)).sigmoid()

@@ -18,7 +18,6 @@ from meshy.importing import load
 from meshy.lifetime import former_lives, own_life
 from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.client import AsyncQueueClient
-from meshy.queue.errors import StaleRows
 from meshy.queue.rows import Rows
 from meshy.rewards.sample import RewardSample
 from meshy.scoring.judge_config import JudgeConfig
@@ -194,21 +193,11 @@ class JudgeService(Service):
             await self._news.wait()
             self._news.clear()
             scored, self._scored = self._scored, []
-            await self._write(Rows.concat(rows for rows, _ in scored), [score for _, score in scored])
+            assert self.rows is not None
+            columns = {self.config.column: [score for _, score in scored]}
+            await self.rows.write(Rows.concat(rows for rows, _ in scored), columns)
             self.in_hand -= len(scored)
             self._room.set()
-
-    async def _write(self, rows: Rows, scores: list[float]) -> None:
-        """A row that was cleared meanwhile had its score from another life of this service: it is left out."""
-        assert self.rows is not None
-        try:
-            await self.rows.write(rows, {self.config.column: scores})
-        except StaleRows as stale:
-            if len(rows) == 1:
-                log.info("%s", stale)
-                return
-            for i, score in enumerate(scores):
-                await self._write(rows.select([i]), [score])
 
     # What others see --------------------------------------------------------------------------------------------------
 

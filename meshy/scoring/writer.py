@@ -1,15 +1,11 @@
 """What a rank has scored goes into the rows on a thread, while it scores the next."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from meshy.queue.errors import StaleRows
 from meshy.queue.rows import Rows
 from meshy.queue.sync import QueueClient
-
-log = logging.getLogger("meshy.scoring")
 
 
 class Writer:
@@ -23,7 +19,7 @@ class Writer:
     def write(self, rows: Rows, columns: Mapping[str, Sequence[Any]]) -> None:
         """Begin to write the columns, and acknowledge the rows."""
         self._raise_failures()
-        self._writing.append(self._pool.submit(self._write, rows, columns))
+        self._writing.append(self._pool.submit(self._client.write, rows, columns))
 
     def settle(self) -> None:
         """Returns when everything is written."""
@@ -39,14 +35,3 @@ class Writer:
         self._writing = [future for future in self._writing if future not in done]
         for future in done:
             future.result()
-
-    def _write(self, rows: Rows, columns: Mapping[str, Sequence[Any]]) -> None:
-        """A row that was cleared meanwhile had its scores from another life of this service: it is left out."""
-        try:
-            self._client.write(rows, columns)
-        except StaleRows as stale:
-            if len(rows) == 1:
-                log.info("%s", stale)
-                return
-            for i in range(len(rows)):
-                self._write(rows.select([i]), {name: [values[i]] for name, values in columns.items()})

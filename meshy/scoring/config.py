@@ -7,56 +7,35 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from meshy.columns import LOSS_MASK, N_TOKENS, TOKENS, TRAIN, Column, Consumes, Produces
-from meshy.recipe import Recipe, ServiceConfig
+from meshy.engine_options import EngineOptions
+from meshy.recipe import Recipe
 
 Score = Literal["sampled", "candidates", "topk", "vocabulary"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(ServiceConfig):
-    """What every model that scores has.
+class ModelOptions(EngineOptions):
+    """What every model that scores has beside its engine's options.
 
     model: a folder in Hugging Face format, or a hub id; None: the run's own model, as it is at the start.
     rows: how many must be in `train` before it takes any. It then works for a while: in a ring, where others must give
         up the GPUs for it, a batch; else 1. None: so.
-    packing, tokens_per_micro_batch, dtype, mixed_precision, spmd_backend, compile, collective_timeout: as for the
-        trainer.
     """
-
-    processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "per_gpu"
 
     max_restarts: int = 3
     model: str | None = None
     rows: int | None = None
-    packing: Literal["packed", "padded"] = "packed"
-    tokens_per_micro_batch: int | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] = "partial_dtensor"
-    compile: bool = False
-    collective_timeout: float = 600.0
 
     def rows_to_wait_for(self, recipe: Recipe) -> int:
         """Rows that are to be in the partition before any is taken."""
         if self.rows is not None:
             return self.rows
-        return recipe.batch_size if self._in_ring(recipe) else 1
-
-    def _in_ring(self, recipe: Recipe) -> bool:
-        own = {group.id for group in recipe.groups if group.config is self}
-        return any(id in own for ring in recipe.rings for id, _ in ring.members)
+        return recipe.batch_size if self.in_ring(recipe) else 1
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
-            (self.rows is None or self.rows >= 1, "rows", self.rows, "at least 1, or none"),
-            (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
-            (
-                self.tokens_per_micro_batch is None or self.tokens_per_micro_batch >= recipe.context_length,
-                "tokens_per_micro_batch", self.tokens_per_micro_batch,
-                f"at least the recipe's context_length ({recipe.context_length}), so that every row fits, or none",
-            ),
-        )  # fmt: skip
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = super().faults(recipe)
+        if self.rows is not None and self.rows < 1:
+            faults.append(f"rows: expected at least 1, or none, got {self.rows}")
         try:
             alive = recipe.batch_size
         except LookupError as error:

@@ -19,12 +19,12 @@ from meshy.learning.rewards import RewardRule
 from meshy.observe.jsonl import JsonlWriter
 from meshy.queue.rows import Rows
 from meshy.scoring.batches import Batches, Whole
-from meshy.scoring.build import build_engine
 from meshy.scoring.commands import CriticStep, LearnBatch
 from meshy.scoring.critic_config import CriticConfig
 from meshy.scoring.intake import Portion
 from meshy.scoring.service import ScoringService, by_row
 from meshy.service import Context
+from meshy.titan.build import build_engine, micro_batch_tokens
 from meshy.titan.engine import AdamW
 from meshy.titan.micro_batch import Sample
 from meshy.titan.sharing import cut_shares
@@ -146,7 +146,7 @@ class CriticService(ScoringService):
             dict(enumerate(batch.ranks)),
             batch.columns[N_TOKENS.name],
             self.world_size,
-            self.micro_batch_tokens,
+            micro_batch_tokens(config, self.recipe),
             config.packing == "packed",
             least=1,
         )

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meshy.models import read_config
-from meshy.scoring.build import build_engine
 from meshy.scoring.reward_model_config import RewardModelConfig
 from meshy.scoring.service import ScoringService
+from meshy.titan.build import build_engine
 from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import Sample, flat_index
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from meshy.columns import TRAIN, PartitionContract
-from meshy.device import device_kind
 from meshy.learning.blank import filled
 from meshy.models import model_folder
 from meshy.queue.rows import Rows
@@ -20,6 +19,7 @@ from meshy.scoring.writer import Writer
 from meshy.service import Context
 from meshy.spmd.fetch import Fetcher, FetchRows
 from meshy.spmd.service import SpmdService
+from meshy.titan.build import micro_batch_tokens
 from meshy.titan.engine import TitanEngine
 from meshy.titan.micro_batch import Sample
 from meshy.titan.sharing import cut_shares
@@ -63,13 +63,6 @@ class ScoringService(SpmdService):
     def optional(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Of these, the ones that only some rows have (see `Produces.route`)."""
         return tuple(name for name in columns if name in self.contract.consumers[self.context.group.id].routed)
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens of one forward pass."""
-        if self.config.tokens_per_micro_batch is not None:
-            return self.config.tokens_per_micro_batch
-        return max(16384 if device_kind() == "cuda" else 1024, self.recipe.context_length)
 
     # Every rank -------------------------------------------------------------------------------------------------------
 
@@ -147,7 +140,7 @@ class ScoringService(SpmdService):
         return Intake(
             self.queue,
             world_size=self.world_size,
-            tokens=PORTION_MICRO_BATCHES * self.micro_batch_tokens * self.world_size,
+            tokens=PORTION_MICRO_BATCHES * micro_batch_tokens(self.config, self.recipe) * self.world_size,
             longest=self.recipe.context_length,
             alive=self.config.rows_to_wait_for(self.recipe),
             columns=self.leader_columns,
@@ -177,7 +170,7 @@ class ScoringService(SpmdService):
             dict(enumerate(portion.ranks)),
             portion.lengths,
             self.world_size,
-            self.micro_batch_tokens,
+            micro_batch_tokens(self.config, self.recipe),
             self.config.packing == "packed",
         )
         self.command(ScoreRows(portion.rows, micro_batches))

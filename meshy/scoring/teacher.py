@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from meshy.models import vocabulary_size
-from meshy.scoring.build import build_engine
 from meshy.scoring.config import TeacherConfig
 from meshy.scoring.evaluation import evaluate_model
 from meshy.scoring.likelihood import likelihoods
 from meshy.scoring.service import ScoringService, by_row
 from meshy.scoring.tokenizers import load_token_map
 from meshy.service import Context
+from meshy.titan.build import build_engine
 from meshy.titan.micro_batch import MicroBatch, Sample
 from meshy.titan.policy_model import LEAST_ROWS
 

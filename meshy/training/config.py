@@ -12,8 +12,9 @@ from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.algorithms.kl_reward import MAX_ERROR, KLInReward
 from meshy.algorithms.overlong import Overlong
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Column, Consumes, Produces
+from meshy.engine_options import EngineOptions
 from meshy.importing import nearest
-from meshy.recipe import Recipe, ServiceConfig
+from meshy.recipe import Recipe
 from meshy.training.terms import LossTerm
 from meshy.training.weights.choice import InFlight, hindrance
 
@@ -24,7 +25,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig(ServiceConfig):
+class TrainerConfig(EngineOptions):
     """Reinforcement learning of the policy on rows of partition `train`.
 
     What is learnt from:
@@ -68,17 +69,11 @@ class TrainerConfig(ServiceConfig):
         the last is always. keep_weights: versions kept there. verify_every: versions between two after which every
         replica's checksums are compared with the trainer's; 0: never.
     The engine:
-        packing: "packed" rows hold samples one after another, without padding; "padded" rows one each.
-        tokens_per_micro_batch: bound on a forward pass, padding included; None takes
-        16384 on GPUs and 1024 on CPUs, where what fits the caches is fastest, or a whole row if that is longer.
-        dtype: of stored parameters and optimiser state; mixed_precision: of the parameters while they compute.
-        activation_checkpointing: none, selective, full. spmd_backend: TorchTitan's; torch 2.13 takes "partial_dtensor"
-        only. collective_timeout: seconds that ranks wait for one another at most.
+        activation_checkpointing: none, selective, full. The rest: see `EngineOptions`.
     """
 
     service: ClassVar[str] = "meshy.training.service:TrainerService"
     can_restart: ClassVar[bool] = False
-    processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "per_gpu"
     ends_run: ClassVar[bool] = True
 
     batch_size: int
@@ -127,14 +122,7 @@ class TrainerConfig(ServiceConfig):
     keep_weights: int = 2
     verify_every: int = 10
 
-    packing: Literal["packed", "padded"] = "packed"
-    tokens_per_micro_batch: int | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] = "partial_dtensor"
-    compile: bool = False
-    collective_timeout: float = 600.0
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
@@ -209,17 +197,11 @@ class TrainerConfig(ServiceConfig):
             (self.verify_every >= 0, "verify_every", self.verify_every, "0 or more"),
             (self.keep_weights >= 1, "keep_weights", self.keep_weights, "at least 1"),
             (self.weights_deadline > 0, "weights_deadline", self.weights_deadline, "more than 0 seconds"),
-            (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
             (
-                self._in_ring(recipe)
+                self.in_ring(recipe)  # then no rank waits in a collective for weights, which go by a folder
                 or self.weights_deadline < self.collective_timeout or self.collective_timeout <= 0,
                 "weights_deadline", self.weights_deadline,
                 f"less than collective_timeout ({self.collective_timeout}), for meanwhile the other ranks wait",
-            ),
-            (
-                self.tokens_per_micro_batch is None or self.tokens_per_micro_batch >= recipe.context_length,
-                "tokens_per_micro_batch", self.tokens_per_micro_batch,
-                f"at least the recipe's context_length ({recipe.context_length}), so that every row fits, or none",
             ),
             (
                 self.aggregation != "seq-mean-token-sum-norm" or (self.aggregation_constant or 0) > 0,
@@ -230,6 +212,7 @@ class TrainerConfig(ServiceConfig):
         replicas = [group.replicas for group in recipe.groups if group.config is self]
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")
+        faults += super().faults(recipe)
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
         faults += self._weight_faults() + self._term_faults()
@@ -314,11 +297,6 @@ class TrainerConfig(ServiceConfig):
                     f"groups of {size}; set it to a divisor of {self.batch_size // size}, or turn stream_minibatch off"
                 )
         return faults
-
-    def _in_ring(self, recipe: Recipe) -> bool:
-        """Then no rank waits in a collective while weights are published: those go by a folder."""
-        own = {group.id for group in recipe.groups if group.config is self}
-        return any(id in own for ring in recipe.rings for id, _ in ring.members)
 
     def _sampling_faults(self, recipe: Recipe) -> list[str]:
         sampling = recipe.sampling

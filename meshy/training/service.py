@@ -69,16 +69,7 @@ class TrainerService(SpmdService):
         optional = self.further.optional.intersection(columns)
         self.fetcher = Fetcher(self.queue, columns, tuple(optional))  # connects before anybody waits for us
         with self.gpu():
-            self.learner = build_learner(
-                config,
-                model=self.context.model_folder,
-                context_length=recipe.context_length,
-                temperature=recipe.sampling.temperature,
-                seed=recipe.seed,
-                deterministic=recipe.deterministic,
-                groups=self.groups,
-                columns=self.further.tokens,
-            )
+            self.learner = build_learner(config, self.context.model_folder, recipe, self.groups, self.further.tokens)
         self.refiner = Refiner.of(config, self.groups, self.further.tokens)
         if self.rank == 0:
             served, stored = (

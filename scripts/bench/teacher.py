@@ -40,6 +40,7 @@ LONG_ROW, LARGE_VOCABULARY = 4096, 128_000
 
 def rates(model: Path, rows: int, rounds: int) -> dict[str, float]:
     """Tokens a second: `bare` forward passes, and through the `service`."""
+    from meshy.titan.build import micro_batch_tokens
     from meshy.titan.micro_batch import Sample, pack
     from meshy.titan.sharing import micro_batches
 
@@ -57,7 +58,7 @@ def rates(model: Path, rows: int, rounds: int) -> dict[str, float]:
             for length in lengths
         ]
         everything = [dataclasses.replace(s, loss_mask=torch.arange(len(s.tokens)) >= 1) for s in samples]
-        plan = micro_batches(range(rows), lengths, service.micro_batch_tokens, packed=True)
+        plan = micro_batches(range(rows), lengths, micro_batch_tokens(service.config, service.recipe), packed=True)
         for round in range(rounds):
             began = time.perf_counter()
             with torch.no_grad():

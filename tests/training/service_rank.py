@@ -152,16 +152,7 @@ class CaseRank(TrainerService):
         config = dataclasses.replace(recipe_of("", 1).group("trainer").config, **CASES[case].options)
         self.config = config
         self.trained, self.gradients = [], []
-        self.learner = build_learner(
-            config,
-            model=self.context.model_folder,
-            context_length=64,
-            temperature=1.0,
-            seed=0,
-            deterministic=True,
-            groups=self.groups,
-            columns={},
-        )
+        self.learner = build_learner(config, self.context.model_folder, self.recipe, self.groups, {})
         step = self.learner.engine.step
 
         def recorded(lr: float) -> float:

@@ -1,0 +1,45 @@
+"""What every role with a model under TorchTitan can be told of its engine. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from meshy.recipe import Recipe, ServiceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ServiceConfig):
+    """packing: "packed" rows hold samples one after another, without padding; "padded" rows one each.
+    tokens_per_micro_batch: bound on a forward pass, padding included; None takes 16384 on GPUs and 1024 on CPUs, where
+    what fits the caches is fastest, or a whole row if that is longer. dtype: of stored parameters and optimiser state;
+    mixed_precision: of the parameters while they compute; "auto" is bfloat16 on GPUs and float32 on CPUs. spmd_backend:
+    TorchTitan's; torch 2.13 takes "partial_dtensor" only. collective_timeout: seconds that ranks wait for one another
+    at most.
+    """
+
+    processes: ClassVar[Literal["one", "per_host", "per_gpu"]] = "per_gpu"
+
+    packing: Literal["packed", "padded"] = "packed"
+    tokens_per_micro_batch: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    spmd_backend: Literal["partial_dtensor", "spmd_types", "full_dtensor"] = "partial_dtensor"
+    compile: bool = False
+    collective_timeout: float = 600.0
+
+    def in_ring(self, recipe: Recipe) -> bool:
+        """Whether it shares its GPUs with other roles."""
+        own = {group.id for group in recipe.groups if group.config is self}
+        return any(id in own for ring in recipe.rings for id, _ in ring.members)
+
+    def faults(self, recipe: Recipe) -> list[str]:
+        limits: tuple[tuple[bool, str, Any, str], ...] = (
+            (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
+            (
+                self.tokens_per_micro_batch is None or self.tokens_per_micro_batch >= recipe.context_length,
+                "tokens_per_micro_batch", self.tokens_per_micro_batch,
+                f"at least the recipe's context_length ({recipe.context_length}), so that every row fits, or none",
+            ),
+        )  # fmt: skip
+        return [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]

@@ -1,4 +1,4 @@
-"""A teacher over a real queue: what it writes, and rows that are gone or cannot be scored."""
+"""A teacher over a real queue: what it writes, and rows that cannot be scored."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from meshy.columns import TRAIN
-from meshy.scoring.commands import Settle
 from meshy.scoring.service import check_finite
 from meshy.titan.micro_batch import Sample
 from tests.scoring.data import CANDIDATES as SEEDED
@@ -48,23 +46,6 @@ def test_every_row_gets_the_teachers_log_probs_of_its_candidates(stage: Stage):
         wanted = before.gather(1, sample.columns[CANDIDATES].long())
         torch.testing.assert_close(written, torch.where(sample.loss_mask[:, None], wanted, 0.0), rtol=0, atol=2e-5)
     stage.clear()
-
-
-def test_rows_that_another_life_has_scored_and_that_are_gone_do_no_harm(stage: Stage):
-    stage.put(samples(6, 1), 2)
-    portion = stage.intake.next()
-    stage.service.one(portion)
-    stage.service.command(Settle())
-    gone = stage.reader.take(TRAIN, at_most=2, timeout=20)
-    stage.reader.clear(gone)
-    stage.service.fetcher.forget(portion.rows.uids)
-    late = {"teacher_topk_logprobs": [torch.zeros(len(s.tokens), 5) for s in samples(6, 1)]}
-    stage.service.writer.write(portion.rows, late)
-    stage.service.writer.settle()  # four are written again, and nothing is raised for two
-    left = stage.reader.take(TRAIN, at_least=4, timeout=20)
-    assert not set(left.uids) & set(gone.uids)
-    assert all(float(v.abs().max()) == 0 for v in stage.reader.read(left)["teacher_topk_logprobs"])
-    stage.reader.clear(left)
 
 
 def test_a_first_token_that_nothing_predicts_is_refused_by_name(stage: Stage):

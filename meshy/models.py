@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ def model_folder(model: str) -> Path:
     A hub id is looked up in the local cache first and downloaded otherwise. Raises ModelError.
     """
     path = Path(model).expanduser()
+    if not model.strip():
+        raise ModelError(f"expected a folder in Hugging Face format or a hub id, got {model!r}")
     if path.is_dir():
         return path.resolve()
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith("."):
@@ -81,15 +84,25 @@ def folder_faults(folder: Path) -> list[str]:
     return faults + _weight_faults(folder)
 
 
-def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a folder's safetensors, of which only the headers are read."""
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of a tensor. dtype: such as "BF16"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def weight_headers(folder: Path) -> dict[str, Header]:
+    """Of every tensor in a folder's safetensors, without its numbers."""
     from safetensors import safe_open
 
-    shapes: dict[str, tuple[int, ...]] = {}
+    headers: dict[str, Header] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as weights:
-            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-    return shapes
+            for name in weights.keys():  # noqa: SIM118
+                tensor = weights.get_slice(name)
+                headers[name] = Header(tuple(tensor.get_shape()), tensor.get_dtype())
+    return headers
 
 
 def _weight_faults(folder: Path) -> list[str]:

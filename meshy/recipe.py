@@ -19,6 +19,9 @@ ON_DEMAND: Literal["on_demand"] = "on_demand"
 FALLBACK: Literal["fallback"] = "fallback"
 Membership = Literal["on_demand", "fallback"]
 
+MAY_BE_INFINITE = {"may_be_infinite": True}
+"""Metadata of a number's field that takes infinity, too; every other must be finite."""
+
 
 class RecipeError(ValueError):
     """A recipe that cannot run. `faults` holds every reason found, each saying what to change."""
@@ -191,17 +194,18 @@ class Recipe:
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """The resolved recipe as plain JSON values; callables by their import path."""
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if isinstance(value, Mapping):
-            return {str(k): plain(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(v) for v in value]
-        return path_of(value) if callable(value) else value
-
     data = plain(recipe)
     for group, entry in zip(recipe.groups, data["groups"], strict=True):
         entry["config"]["type"] = f"{type(group.config).__module__}:{type(group.config).__qualname__}"
     return data
+
+
+def plain(value: Any) -> Any:
+    """A value of a recipe's field as JSON values. Raises ImportPathError for a callable that has no import path."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return path_of(value) if callable(value) else value

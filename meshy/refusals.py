@@ -7,6 +7,7 @@ not fit together among columns, in `columns.py`. This module is pure.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import types
 import typing
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from meshy.importing import ImportPathError, nearest, path_of
-from meshy.recipe import FALLBACK, ColocationRing, Recipe, ServiceConfig, ServiceGroup
+from meshy.recipe import FALLBACK, ColocationRing, Recipe, ServiceConfig, ServiceGroup, plain
 
 
 def type_faults(recipe: Recipe) -> list[str]:
@@ -47,7 +48,7 @@ def at(group: ServiceGroup, fault: str) -> str:
 
 
 def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[str]:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     faults: list[str] = []
     hints = typing.get_type_hints(type(value))
@@ -58,17 +59,49 @@ def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[st
         if dataclasses.is_dataclass(member) and not isinstance(member, type):
             faults += _type_faults(f"{prefix}{f.name}.", member)
             continue
+        if isinstance(member, tuple) and (inner := _member_faults(f"{prefix}{f.name}", member)):
+            faults += inner
+            continue
         if callable(member):
             try:
                 path_of(member)
             except ImportPathError as error:
                 faults.append(f"{prefix}{f.name}: {error}")
                 continue
+        infinite = f.metadata.get("may_be_infinite", False)
         try:
-            TypeAdapter(hint).validate_python(member, strict=True)
-        except ValidationError:
-            faults.append(f"{prefix}{f.name}: expected {type_name(hint)}, got {type(member).__name__} {member!r}")
+            TypeAdapter(hint, config=ConfigDict(allow_inf_nan=infinite)).validate_python(member, strict=True)
+            json.dumps(plain(member), allow_nan=infinite)
+        except ValidationError as error:
+            faults += _value_faults(f"{prefix}{f.name}", hint, member, error)
+        except (TypeError, ValueError, ImportPathError) as error:  # of a value within one that may be of any type
+            faults.append(f"{prefix}{f.name}: expected what can be written as JSON, got {member!r}: {error}")
     return faults
+
+
+def _member_faults(path: str, members: tuple[Any, ...]) -> list[str]:
+    """Of the dataclasses among them."""
+    return [
+        fault
+        for index, one in enumerate(members)
+        if dataclasses.is_dataclass(one) and not isinstance(one, type)
+        for fault in _type_faults(f"{path}[{index}].", one)
+    ]
+
+
+def _value_faults(path: str, hint: Any, value: Any, error: Any) -> list[str]:
+    """What pydantic says of a value, in the words of this module."""
+    if any(one["type"] != "finite_number" for one in error.errors()):
+        return [f"{path}: expected {type_name(hint)}, got {type(value).__name__} {value!r}"]
+    within = isinstance(value, (Mapping, tuple))
+    return [
+        f"{path}{''.join(map(_step, one['loc'])) if within else ''}: expected a finite number, got {one['input']}"
+        for one in error.errors()
+    ]
+
+
+def _step(key: int | str) -> str:
+    return f"[{key}]" if isinstance(key, int) else f".{key}"
 
 
 def type_name(hint: Any) -> str:

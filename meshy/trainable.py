@@ -9,9 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from meshy.models import read_config, weight_shapes
+from meshy.models import read_config, weight_headers
 
 KINDS = ("qwen3", "qwen2")
+DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
 VALUE = "score.weight"  # as transformers calls the head of a sequence classifier
 SIZES = (
     "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
@@ -109,14 +110,19 @@ def expected_weights(hf: Mapping[str, Any], *, value_head: bool = False) -> _Sha
 
 
 def _weight_faults(folder: Path, hf: Mapping[str, Any], value_head: bool) -> list[str]:
-    expected, found = expected_weights(hf, value_head=value_head), weight_shapes(folder)
-    faults = []
+    expected, headers = expected_weights(hf, value_head=value_head), weight_headers(folder)
+    found, faults = {name: header.shape for name, header in headers.items()}, []
     if value_head and (head := found.pop(VALUE, (1,)))[0] != 1:
         faults.append(f"the head of {folder} gives {head[0]} numbers; take a model that gives one (num_labels=1)")
     if missing := [name for name in expected if name not in found and name != VALUE]:
         faults.append(f"the weights in {folder} lack {_told(missing)}, which its config.json asks for")
     if misfits := [f"{n} {list(found[n])} (not {list(s)})" for n, s in expected.items() if found.get(n, s) != s]:
         faults.append(f"the weights in {folder} are of another shape than its config.json says: {_told(misfits)}")
+    if others := [f"{n} ({headers[n].dtype})" for n in expected if n in headers and headers[n].dtype not in DTYPES]:
+        faults.append(
+            f"the weights in {folder} are of a dtype that is not supported: {_told(others)}; supported: "
+            f"{', '.join(DTYPES)}; take a model that is not quantised"
+        )
     layers = hf["num_hidden_layers"]
     beyond = [n for n in found if (m := re.match(r"model\.layers\.(\d+)\.", n)) and int(m[1]) >= layers]
     if beyond:

@@ -4,10 +4,9 @@ import torch
 
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.columns import column
-from meshy.algorithms.divergences import Divergence, divergence
+from meshy.algorithms.divergences import Divergence, divergence, divergence_options
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput
 from meshy.algorithms.logprobs import candidate_logprobs
-from meshy.algorithms.options import options_of
 
 
 def candidates_loss(
@@ -17,9 +16,7 @@ def candidates_loss(
     from the teacher's in column `teacher`. ids, teacher, kind: what the options of the loss called `reader` are by
     default.
     """
-    options = options_of(
-        config, reader, ids=ids, teacher=teacher, divergence=kind, beta=0.5, tail="rest", logprob_min=None, cap=None
-    )
+    options = divergence_options(config, reader, ids=ids, teacher=teacher, divergence=kind, tail="rest")
     names = options.pop("ids"), options.pop("teacher")
     chosen, said = (column(inputs.columns, name, reader) for name in names)
     if inputs.logits is None:

@@ -1,16 +1,25 @@
 """Divergences of a student from its teacher at every token, over the whole vocabulary or over some candidates."""
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from meshy.algorithms.options import OptionError
+from meshy.algorithms.interface import LossConfig
+from meshy.algorithms.options import OptionError, options_of
 
 Divergence = Literal["reverse", "forward", "jsd"]
 Tail = Literal["drop", "rest", "renormalise"]
+
+
+def divergence_options(config: LossConfig, reader: str, **defaults: Any) -> dict[str, Any]:
+    """The options of the loss called `reader`, those of `divergence` among them. Raises OptionError."""
+    options = options_of(config, reader, beta=0.5, logprob_min=None, cap=None, **defaults)
+    if "beta" in config.options and options["divergence"] != "jsd":
+        raise OptionError("beta", f"beta is for divergence='jsd', and this is {options['divergence']!r}; leave it out")
+    return options
 
 
 def divergence(
@@ -77,7 +86,7 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 def _jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     if not 0 < beta < 1:
-        why = f"beta of jsd must lie between 0 and 1, got {beta}; take forward or reverse for its ends"
+        why = f"beta of jsd must be more than 0 and less than 1, got {beta}; in place of 0 take forward, of 1 reverse"
         raise OptionError("beta", why)
     possible = (student > -math.inf) | (teacher > -math.inf)  # logaddexp of two -inf has a gradient of NaN
     mixture = torch.logaddexp(

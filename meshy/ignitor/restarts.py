@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from meshy.service.exits import FAILED_TO_START
+from meshy.service.exits import FAILED_TO_START, UNRECOVERABLE
 
 LONGEST_WAIT = 30.0  # seconds
 FORGIVEN_AFTER = 600.0  # seconds; whoever has lived so long starts with a clean record
@@ -43,12 +43,14 @@ class Restarts:
     def after_death(self, name: str, exit_code: int) -> Restart | None:
         """What is to be done about the death of `name`; None: it is not started again.
 
-        One that could not even start the first time would not the second time either.
+        One that could not even start the first time would not the second time either, and one may say itself that it
+        would not.
         """
         limit = self._limits.get(name, 0)
         lived = self._clock() - self._ready.pop(name, self._clock())
         count = 0 if lived >= FORGIVEN_AFTER else self._counts.get(name, 0)
-        if count >= limit or (exit_code == FAILED_TO_START and name not in self._counts):
+        in_vain = exit_code == UNRECOVERABLE or (exit_code == FAILED_TO_START and name not in self._counts)
+        if count >= limit or in_vain:
             return None
         self._counts[name] = count + 1
         return Restart(count + 1, limit, min(2.0**count, LONGEST_WAIT))

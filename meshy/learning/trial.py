@@ -1,5 +1,5 @@
-"""Functions that a recipe names, tried before anything is spawned, with columns but without tokens: what a rank without
-rows gives them, too."""
+"""Functions that a recipe names, tried before anything is spawned. Those of tokens are given columns without any, as by
+a rank without rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from meshy.learning.blank import without_tokens
 from meshy.learning.numbers import check_numbers
 
 Target = str | Callable[..., Any]
-SAMPLES = 2
+GROUPS = 2
 
 
 def loading_faults(field: str, target: Target | None, options: Mapping[str, Any] | None = None) -> list[str]:
@@ -90,19 +90,32 @@ def loss_faults(
     return _tried(field, options_field, target, call)
 
 
-def advantage_faults(field: str, target: Target, options: Mapping[str, Any], numbers: Iterable[str]) -> list[str]:
-    """Of an estimator of samples. numbers: columns that it may read."""
-    inputs = AdvantageInputs(
-        rewards=torch.zeros(SAMPLES),
-        groups=torch.zeros(SAMPLES, dtype=torch.long),
-        columns={name: torch.zeros(SAMPLES) for name in numbers},
-    )
+def advantage_faults(
+    field: str, target: Target, options: Mapping[str, Any], numbers: Iterable[str], group_size: int
+) -> list[str]:
+    """Of an estimator of samples; also where it gives none of them an advantage although their rewards differ.
+    numbers: columns that it may read."""
+    size = GROUPS * group_size
+    advantages = torch.zeros(size)
 
     def call() -> None:
-        output = _expect(load(target)(inputs, **options), AdvantageOutput)
-        check_numbers("advantages", output.advantages, inputs.rewards)
+        nonlocal advantages
+        for rewards in (torch.zeros(size), torch.arange(size) % 2.0):
+            inputs = AdvantageInputs(
+                rewards=rewards,
+                groups=torch.arange(GROUPS).repeat_interleave(group_size),
+                columns={name: torch.zeros(size) for name in numbers},
+            )
+            advantages = _expect(load(target)(inputs, **options), AdvantageOutput).advantages
+            check_numbers("advantages", advantages, rewards)
 
-    return _tried(field, f"{field}_options", target, call)
+    faults = _tried(field, f"{field}_options", target, call)
+    if faults or bool(advantages.any()):
+        return faults
+    return [
+        f"{field}: {path_of(target)} gives every sample of groups of {group_size} an advantage of 0, though their "
+        "rewards differ; set group_size to more, or take another"
+    ]
 
 
 def token_advantage_faults(
@@ -145,5 +158,5 @@ def _tried(field: str, options_field: str, target: Target, call: Callable[[], No
         return [f"{options_field}.{error.name}: {error}"]
     except Exception as error:  # noqa: BLE001 - whatever a function of the user raises
         name = type(error).__name__
-        return [f"{field}: {path_of(target)} raised {name} when it was tried without tokens: {error}"]
+        return [f"{field}: {path_of(target)} raised {name} when it was tried: {error}"]
     return []

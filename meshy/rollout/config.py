@@ -131,7 +131,7 @@ class RolloutConfig(ServiceConfig):
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (self.group_size >= 1, "group_size", self.group_size, "at least 1"),
             (self.window is None or self.window >= 1, "window", self.window, "at least 1 (lock step), or none"),
-            (1 <= self.over_sampling < float("inf"), "over_sampling", self.over_sampling, "at least 1, and finite"),
+            (self.over_sampling >= 1, "over_sampling", self.over_sampling, "at least 1"),
             (self.max_filtered_groups >= 0, "max_filtered_groups", self.max_filtered_groups, "0 or more"),
             (
                 self.max_in_flight_tokens is None or self.max_in_flight_tokens >= 1,

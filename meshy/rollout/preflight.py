@@ -162,7 +162,7 @@ def route_faults(config: RolloutConfig, task: Task) -> list[str]:
             f"the first is {id!r}: {route!r}{nearest(str(route), config.routes)}; add it there, or return None"
         )
     return faults + [
-        f"routes: none {of} has route {route!r}; leave it out, or see to route_by and the data"
+        f"routes: none {of} has route {route!r}, says {name}; leave it out, or see to that and to the data"
         for route in config.routes
         if route not in seen and not raised
     ]

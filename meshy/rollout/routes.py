@@ -8,8 +8,8 @@ from meshy.data.task import Example
 
 
 def domain(example: Example) -> str | None:
-    """What the data say: `info["domain"]`. KeyError where they do not."""
-    return example.info["domain"]
+    """What the data say: `info["domain"]`."""
+    return example.info.get("domain")
 
 
 def column_of(route: str) -> Column:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from meshy.columns import (
@@ -20,7 +19,7 @@ from meshy.columns import (
     PartitionContract,
     Produces,
 )
-from meshy.recipe import Recipe
+from meshy.recipe import MAY_BE_INFINITE, Recipe
 from meshy.scoring.config import ModelOptions
 
 ALWAYS = ("tokens", "loss_mask", "rollout_logprobs")
@@ -55,7 +54,7 @@ class CriticConfig(ModelOptions):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = field(default=1.0, metadata=MAY_BE_INFINITE)
 
     def trainer(self, recipe: Recipe) -> Any:
         """The configuration of whoever trains the policy; None where nobody does."""
@@ -87,7 +86,7 @@ class CriticConfig(ModelOptions):
     def faults(self, recipe: Recipe) -> list[str]:
         limits: tuple[tuple[bool, str, Any, str], ...] = (
             (self.column.isidentifier(), "column", repr(self.column), "a name such as 'values'"),
-            (self.clip is None or 0 < self.clip < math.inf, "clip", self.clip, "more than 0, or none"),
+            (self.clip is None or self.clip > 0, "clip", self.clip, "more than 0, or none"),
             (self.epochs >= 1, "epochs", self.epochs, "at least 1"),
             (self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1"),
             (

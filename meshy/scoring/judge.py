@@ -23,6 +23,7 @@ from meshy.rewards.sample import RewardSample
 from meshy.scoring.judge_config import JudgeConfig
 from meshy.scoring.judge_endpoint import JudgeEndpoint, NotJudged, Verdict
 from meshy.service import Context, Service
+from meshy.service.exits import Unrecoverable
 from meshy.service.looped import until_stopped
 from meshy.service.tasks import with_task_group
 
@@ -139,10 +140,10 @@ class JudgeService(Service):
         self._news.set()
 
     def sample(self, uid: str, columns: Mapping[str, Any]) -> RewardSample:
-        """A row as a reward sees it. columns: its own. ValueError for a prompt that the data do not have."""
+        """A row as a reward sees it. columns: its own. Unrecoverable for a prompt that the data do not have."""
         example = self.examples.get(columns["prompt_id"])
         if example is None:
-            raise ValueError(
+            raise Unrecoverable(
                 f"row {uid}: the run's data have no training prompt {columns['prompt_id']!r} here; a data factory must "
                 "return the same examples whenever it is called with the same options"
             )

@@ -11,6 +11,9 @@ from meshy.columns import FINISH_REASON, LOSS_MASK, PROMPT_ID, TOKENS, TRAIN, Co
 from meshy.importing import nearest
 from meshy.recipe import Recipe, ServiceConfig
 
+OWN_FIELDS = ("model", "messages", "max_tokens", "temperature")
+"""Of a request's body, what is not for `request`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig(ServiceConfig):
@@ -86,8 +89,10 @@ class JudgeConfig(ServiceConfig):
             (self.attempts >= 1, "attempts", self.attempts, "at least 1"),
             (self.backoff >= 0, "backoff", self.backoff, "0 seconds or more"),
             (self.max_fallbacks >= 0, "max_fallbacks", self.max_fallbacks, "0 or more"),
+            (self.model != "", "model", repr(self.model), "a name, or none"),
         )  # fmt: skip
         faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults += [f"request: {name} is a field of its own; set that" for name in OWN_FIELDS if name in self.request]
         if self.api_key_env is not None and not self.api_key_env.isidentifier():
             # It may be the key itself, which is not to be shown.
             faults.append("api_key_env: expected the name of an environment variable, such as 'OPENAI_API_KEY'")
@@ -96,10 +101,14 @@ class JudgeConfig(ServiceConfig):
         return faults + (self._group_faults(recipe) if self.url is None else self._url_faults(self.url))
 
     def _url_faults(self, url: str) -> list[str]:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError as error:
+            return [f"url: {url!r} is no URL: {error}"]
         if parts.username is not None or parts.password is not None:
             return ["url: it holds a name or a password, which would be written down; use api_key_env"]
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             return [f"url: expected http://... or https://..., got {url!r}"]
         faults = []
         if parts.path.rstrip("/").endswith("/chat/completions"):

@@ -14,6 +14,7 @@ from meshy.generation.balance import Balancer
 from meshy.generation.transport import Refused, Transport, Unavailable
 from meshy.rewards.sample import RewardSample, to_score
 from meshy.scoring.judge_config import JudgeConfig
+from meshy.service.exits import Unrecoverable
 
 LATER = (408, 429)  # statuses below 500 of what may succeed later
 FOR_ALL = (401, 403, 404)  # statuses of what is wrong with the key, the model or the URL
@@ -27,7 +28,7 @@ class NotJudged(RuntimeError):
     """There is no verdict on a response; the message says what came of the last attempt."""
 
 
-class JudgeRefuses(RuntimeError):
+class JudgeRefuses(Unrecoverable):
     """The endpoint refuses whoever asks: its URL, the model's name or the key is wrong."""
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshy.columns import PER_TOKEN, TRAIN, derive_contract
-from meshy.models import ModelError, folder_faults, model_folder, vocabulary_size, weight_shapes
+from meshy.models import ModelError, folder_faults, model_folder, vocabulary_size, weight_headers
 from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions, TeacherConfig
 from meshy.scoring.critic_config import CriticConfig
@@ -137,7 +137,7 @@ def _returns_faults(config: CriticConfig, recipe: Recipe) -> list[str]:
 
 def head_faults(folder: Path) -> list[str]:
     """A fault where a folder's weights hold no head that gives one number a token."""
-    if VALUE in weight_shapes(folder):
+    if VALUE in weight_headers(folder):
         return []
     return [
         f"model: the weights in {folder} hold no {VALUE}, the head by which a sequence classifier gives its number; "

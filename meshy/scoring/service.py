@@ -17,6 +17,7 @@ from meshy.scoring.config import ModelOptions
 from meshy.scoring.intake import Intake, Portion
 from meshy.scoring.writer import Writer
 from meshy.service import Context
+from meshy.service.exits import Unrecoverable
 from meshy.spmd.fetch import Fetcher, FetchRows
 from meshy.spmd.service import SpmdService
 from meshy.titan.build import micro_batch_tokens
@@ -126,7 +127,7 @@ class ScoringService(SpmdService):
         for i, uid in enumerate(rows.uids):
             tokens, mask = data["tokens"][i], data["loss_mask"][i]
             if len(mask) and mask[0]:
-                raise ValueError(
+                raise Unrecoverable(
                     f"row {uid}: its first token is marked as written by the policy, but nothing predicts it; whoever "
                     "writes rows must give a prompt"
                 )
@@ -203,11 +204,11 @@ class ScoringService(SpmdService):
 
 
 def check_finite(rows: Rows, columns: Mapping[str, Sequence[Any]]) -> None:
-    """ValueError naming the row and column of a number that is none: nobody may learn from it."""
+    """Unrecoverable, naming the row and column of a number that is none: nobody may learn from it."""
     for name, values in columns.items():
         for uid, value in zip(rows.uids, values, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise ValueError(
+                raise Unrecoverable(
                     f"row {uid}: {name} holds NaN or infinite numbers; are the model's weights whole, and its dtype "
                     "wide enough?"
                 )

@@ -14,6 +14,7 @@ from meshy.scoring.likelihood import likelihoods
 from meshy.scoring.service import ScoringService, by_row
 from meshy.scoring.tokenizers import load_token_map
 from meshy.service import Context
+from meshy.service.exits import Unrecoverable
 from meshy.titan.build import build_engine
 from meshy.titan.micro_batch import MicroBatch, Sample
 from meshy.titan.policy_model import LEAST_ROWS
@@ -67,7 +68,7 @@ class TeacherService(ScoringService):
             own = self.token_map[sample.tokens.to(self.token_map.device)]
             if bool((own < 0).any()):
                 id = int(sample.tokens[(own < 0).nonzero()[0, 0]])
-                raise ValueError(
+                raise Unrecoverable(
                     f"a row holds token {id} of the policy, for which token_map names no token of {self.folder}; map it"
                 )
         return dataclasses.replace(batch, tokens=self.token_map[batch.tokens].clamp(min=0))

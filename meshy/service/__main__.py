@@ -19,7 +19,7 @@ from meshy.lifetime import LIFE, end_session_with_parent
 from meshy.observe.logs import setup_logging
 from meshy.service.base import Service
 from meshy.service.context import Context
-from meshy.service.exits import ENDED_AS_ASKED, FAILED_TO_START
+from meshy.service.exits import ENDED_AS_ASKED, FAILED_TO_START, UNRECOVERABLE, Unrecoverable
 from meshy.service.readiness import wait_until_ready
 
 RING_HOOKS = ("free_gpu", "restore_gpu")
@@ -124,10 +124,12 @@ def live(service: Service) -> int:
     except BaseException as error:
         was_ready = service.state == "ready"
         service.tell("failed")
-        if was_ready or isinstance(error, (SystemExit, KeyboardInterrupt)):  # TorchTitan's errors may be no Exception
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise
+        if was_ready and not isinstance(error, Unrecoverable):  # TorchTitan's errors may be no Exception
             raise
         traceback.print_exc()
-        return FAILED_TO_START
+        return UNRECOVERABLE if was_ready else FAILED_TO_START
     finally:
         service.stopping.set()
         service.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +13,7 @@ from meshy.algorithms.overlong import Overlong
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Column, Consumes, Produces
 from meshy.engine_options import EngineOptions
 from meshy.importing import nearest
-from meshy.recipe import Recipe
+from meshy.recipe import MAY_BE_INFINITE, Recipe
 from meshy.training.terms import LossTerm
 from meshy.training.weights.choice import InFlight, hindrance
 
@@ -110,7 +109,7 @@ class TrainerConfig(EngineOptions):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = field(default=1.0, metadata=MAY_BE_INFINITE)
 
     publish_to: tuple[str, ...] = ("inference",)
     publish: Literal["auto", "disk", "shm", "collective"] = "auto"
@@ -178,7 +177,10 @@ class TrainerConfig(EngineOptions):
             (self.lr >= 0, "lr", self.lr, "0 or more"),
             (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
             (self.frozen_batches >= 0, "frozen_batches", self.frozen_batches, "0 or more"),
-            (len(self.rewards) > 0, "rewards", dict(self.rewards), 'a column at least, such as {"reward": 1.0}'),
+            (
+                any(self.rewards.values()), "rewards", dict(self.rewards),
+                'a column and its weight at least, such as {"reward": 1.0}',
+            ),
             (
                 self.token_advantage is not None or not self.token_advantage_options,
                 "token_advantage", "none", "an estimator, since token_advantage_options are set",
@@ -215,7 +217,7 @@ class TrainerConfig(EngineOptions):
         faults += super().faults(recipe)
         faults += self.correction.faults(self.old_logprobs)
         faults += [] if self.kl_in_reward is None else self.kl_in_reward.faults()
-        faults += self._weight_faults() + self._term_faults()
+        faults += self._term_faults()
         if 0 < recipe.steps <= self.frozen_batches:
             faults.append(f"frozen_batches: expected less than steps ({recipe.steps}), got {self.frozen_batches}")
         faults += self._kl_faults() + self._reward_faults()
@@ -234,16 +236,6 @@ class TrainerConfig(EngineOptions):
             f"rewards: {c.name} is {c.type}, and no number of a sample; name others, such as 'reward'"
             for c in TRAIN_COLUMNS
             if c.name in self.rewards and c.name not in numbers
-        ]
-
-    def _weight_faults(self) -> list[str]:
-        """Of what is multiplied by a weight."""
-        weights = {f"rewards.{name}": weight for name, weight in self.rewards.items()}
-        weights |= {f"terms[{index}].weight": term.weight for index, term in enumerate(self.terms)}
-        return [
-            f"{name}: expected a finite number, got {weight}"
-            for name, weight in weights.items()
-            if not math.isfinite(weight)
         ]
 
     def _term_faults(self) -> list[str]:
@@ -269,6 +261,11 @@ class TrainerConfig(EngineOptions):
             f"take the coefficient to 0, got {kl.horizon}"
         ]
 
+    @staticmethod
+    def group_sizes(recipe: Recipe) -> set[int]:
+        """Samples of one prompt, as whoever makes them says."""
+        return {size for g in recipe.groups if (size := getattr(g.config, "group_size", 0)) > 0}
+
     def preflight(self, recipe: Recipe) -> list[str]:
         from meshy.training.preflight import function_faults, model_faults
 
@@ -289,8 +286,7 @@ class TrainerConfig(EngineOptions):
                 "repeat itself; turn it off, or set deterministic=false"
             )
         # A batch that is no whole groups is the fault of whoever makes them, and said there.
-        sizes = {size for g in recipe.groups if (size := getattr(g.config, "group_size", 0)) > 0}
-        for size in sorted(size for size in sizes if self.batch_size % size == 0):
+        for size in sorted(size for size in self.group_sizes(recipe) if self.batch_size % size == 0):
             if any(part % size for part in self.part_sizes):
                 faults.append(
                     f"mini_batches: {self.batch_size} samples streamed in {self.mini_batches} parts do not divide into "

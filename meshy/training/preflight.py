@@ -40,7 +40,7 @@ def function_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
 
 def _level_faults(config: TrainerConfig) -> list[str]:
     """An estimator of tokens where one of samples belongs, or the other way round, or one that does not see what is
-    taken from the rewards."""
+    taken from the rewards, or none where the loss has nothing else."""
     faults, refined = [], config.token_advantage
     if refined is not None and not getattr(load(refined), "per_token", False):
         faults.append(
@@ -54,6 +54,12 @@ def _level_faults(config: TrainerConfig) -> list[str]:
         )
     if config.advantage is not None and getattr(load(config.advantage), "per_token", False):
         faults.append(f"advantage: {path_of(config.advantage)} takes tokens; name it as token_advantage")
+    nothing = config.advantage is None and refined is None and not config.terms
+    if nothing and getattr(load(config.loss), "vanishes_at_zero_advantage", False):
+        faults.append(
+            f"loss: {path_of(config.loss)} learns from advantages, and there are none; set advantage or "
+            "token_advantage, or take a loss that learns from other columns"
+        )
     return faults
 
 
@@ -72,7 +78,8 @@ def _trial_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
         where, settings = f"terms[{index}]", loss_config(config, term.options)
         faults += trial.loss_faults(f"{where}.loss", f"{where}.options", term.loss, settings, columns)
     if config.advantage is not None:
-        faults += trial.advantage_faults("advantage", config.advantage, config.advantage_options, further.numbers)
+        options, size = config.advantage_options, min(config.group_sizes(recipe), default=2)
+        faults += trial.advantage_faults("advantage", config.advantage, options, further.numbers, size)
     if config.token_advantage is not None:
         options = config.token_advantage_options
         faults += trial.token_advantage_faults("token_advantage", config.token_advantage, options, columns)

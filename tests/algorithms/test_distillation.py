@@ -38,7 +38,7 @@ def golden_inputs(c) -> tuple[LossInputs, torch.Tensor]:
 def test_full_vocabulary_golden(c):
     kind = next(kind for kind in ("reverse", "forward", "jsd") if kind in c["name"])
     inputs, teacher = golden_inputs(c)
-    config = with_options(divergence=kind, beta=c["input"].get("beta", 0.5))
+    config = with_options(divergence=kind, **({"beta": c["input"]["beta"]} if kind == "jsd" else {}))
     out = full_vocabulary_loss(replace(inputs, columns={"teacher_vocab_logprobs": teacher}), config)
     expected = f64(c["expect"].get("kl", c["expect"].get("jsd")))
     close(out.loss, expected.mean())
@@ -138,6 +138,8 @@ def test_what_cannot_be_is_refused(loss):
         loss(replace(inputs, logits=None), LossConfig())
     with pytest.raises(ValueError, match=r"has no option 'betta'.*beta \(default 0\.5\)"):
         loss(inputs, with_options(betta=0.1))
+    with pytest.raises(ValueError, match="beta is for divergence='jsd', and this is 'forward'"):
+        loss(inputs, with_options(divergence="forward", beta=0.1))
     column = "teacher_vocab_logprobs" if loss is full_vocabulary_loss else "teacher_topk_logprobs"
     narrow = {**inputs.columns, column: inputs.columns[column][:, :2]}
     with pytest.raises(ValueError, match=r"\[13, 2\]"):

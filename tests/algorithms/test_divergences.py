@@ -146,5 +146,5 @@ def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="unknown tail 'keep'; choose one of drop, rest, renormalise"):
         divergence(student, teacher, tail="keep")  # type: ignore[arg-type]
     for beta in (0.0, 1.0, -0.5):
-        with pytest.raises(ValueError, match="between 0 and 1"):
+        with pytest.raises(ValueError, match="more than 0 and less than 1"):
             divergence(student, teacher, "jsd", beta=beta)

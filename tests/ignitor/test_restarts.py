@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshy.ignitor.restarts import FORGIVEN_AFTER, LONGEST_WAIT, Restarts
-from meshy.service.exits import FAILED_TO_START
+from meshy.service.exits import FAILED_TO_START, UNRECOVERABLE
 from tests.ignitor.roles import ROWS
 from tests.launch import launched
 
@@ -69,6 +69,12 @@ def test_one_that_never_started_is_given_up_at_once_but_a_second_life_may_be_tri
     assert restarts.after_death("a", KILLED) is not None
     restart = restarts.after_death("a", FAILED_TO_START)
     assert restart is not None and restart.number == 2
+
+
+def test_one_that_says_that_it_would_fail_again_is_given_up_whenever_it_does() -> None:
+    restarts = Restarts({"a": 3}, Clock())
+    assert restarts.after_death("a", KILLED) is not None
+    assert restarts.after_death("a", UNRECOVERABLE) is None
 
 
 @pytest.mark.e2e

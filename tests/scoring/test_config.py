@@ -18,7 +18,7 @@ from meshy.algorithms.kl_reward import KLInReward
 from meshy.columns import derive_contract
 from meshy.importing import load_file
 from meshy.recipe import Recipe, RecipeError
-from meshy.refusals import value_faults
+from meshy.refusals import type_faults, value_faults
 from meshy.scoring.config import TeacherConfig
 from meshy.scoring.preflight import teacher_faults
 from meshy.settings import resolve
@@ -88,8 +88,7 @@ def test_a_column_that_nobody_reads_and_one_that_nobody_writes():
         ("critic", {"epochs": 0}, "critic.epochs"),
         ("critic", {"clip": math.nan}, "critic.clip: expected more than 0"),
         ("critic", {"mini_batches": 10_000}, "critic.mini_batches: expected at most the trainer's batch_size"),
-        ("trainer", {"rewards": {"reward": math.nan}}, "trainer.rewards.reward: expected a finite number, got nan"),
-        ("trainer", {"terms": (LossTerm(loss=KL, weight=math.inf),)}, "trainer.terms[0].weight: expected a finite"),
+        ("trainer", {"rewards": {"reward": 0.0}}, "trainer.rewards: expected a column and its weight at least"),
         ("trainer", {"terms": (LossTerm(loss=KL), LossTerm(loss=KL))}, "trainer.terms: 2 of them are called 'kl_loss'"),
         ("trainer", {"frozen_batches": 10_000}, "trainer.frozen_batches: expected less than steps"),
         (
@@ -106,6 +105,28 @@ def test_a_column_that_nobody_reads_and_one_that_nobody_writes():
 def test_values_out_of_range_are_named(group: str, options: dict[str, Any], told: str):
     recipe = (PPO if group in ("critic", "trainer") else OPD).recipe()
     assert any(told in fault for fault in value_faults(changed(recipe, group, **options)))
+
+
+@pytest.mark.parametrize(
+    ("group", "options", "told"),
+    [
+        ("trainer", {"rewards": {"reward": math.nan}}, "trainer.rewards.reward: expected a finite number, got nan"),
+        ("trainer", {"terms": (LossTerm(loss=KL, weight=math.inf),)}, "trainer.terms[0].weight: expected a finite"),
+        ("trainer", {"kl_in_reward": KLInReward(coef=math.inf)}, "trainer.kl_in_reward.coef: expected a finite number"),
+        ("trainer", {"betas": (0.9, math.inf)}, "trainer.betas[1]: expected a finite number, got inf"),
+        ("trainer", {"loss_options": {"x": {1, 2}}}, "trainer.loss_options: expected what can be written as JSON"),
+        ("critic", {"lr": math.inf}, "critic.lr: expected a finite number, got inf"),
+    ],
+)
+def test_numbers_that_are_none_and_values_that_cannot_be_written_down_are_named(
+    group: str, options: dict[str, Any], told: str
+):
+    (fault,) = type_faults(changed(PPO.recipe(), group, **options))
+    assert fault.startswith(told)
+
+
+def test_a_number_that_may_be_infinite():
+    assert type_faults(changed(PPO.recipe(), "critic", max_grad_norm=math.inf)) == []
 
 
 def test_two_critics_are_one_too_many():

@@ -22,7 +22,7 @@ from meshy.scoring.evaluation import greedy_answers
 from meshy.scoring.judge_config import JudgeConfig
 from meshy.scoring.judge_endpoint import JudgeEndpoint, JudgeRefuses, NotJudged, Verdict
 from meshy.scoring.judge_prompt import out_of_ten, tenth
-from meshy.service.exits import ENDED_AS_ASKED
+from meshy.service.exits import ENDED_AS_ASKED, UNRECOVERABLE
 from tests.launch import launched
 from tests.scoring.judge_stage import DEADLINE, DEMO, KEY, JudgeProcess, JudgeStage, judge_stage
 from tests.scoring.judged import same_sum
@@ -209,6 +209,11 @@ def recipe_with(config: JudgeConfig, wait_for: tuple[str, ...] = ("inference",))
     [
         ({}, "url, group: expected one of both"),
         ({"url": "http://x/v1", "model": "m", "group": "inference"}, "url, group: expected one of both"),
+        ({"url": "http://[::1", "model": "m"}, "url: 'http://.* is no URL: Invalid IPv6"),
+        ({"url": "http://x:99999/v1", "model": "m"}, "url: .* is no URL: Port out of range"),
+        ({"url": "http://:8000/v1", "model": "m"}, "url: expected http://"),
+        ({"url": "http://x/v1", "model": ""}, "model: expected a name, or none, got ''"),
+        ({"url": "http://x/v1", "model": "m", "request": {"model": "y"}}, "request: model is a field of its own"),
         ({"url": "x/v1", "model": "m"}, "url: expected http://... or https://..., got 'x/v1'"),
         ({"url": "http://x/v1"}, "model: http://x/v1 has to be told which model"),
         ({"url": "http://x/v1/chat/completions", "model": "m"}, "url: .* goes too far"),
@@ -376,7 +381,7 @@ def test_an_endpoint_that_refuses_ends_the_service_and_the_key_is_not_shown(stag
     with oracle() as oracle_:
         oracle_.otherwise = answers(401, {"error": {"message": f"{KEY} is unknown"}})
         with stage.judge(tmp_path / "refused", oracle_.url, fallback="0.0") as judge:
-            assert judge.process.wait(DEADLINE) == 1, judge.log
+            assert judge.process.wait(DEADLINE) == UNRECOVERABLE, judge.log
             assert "JudgeRefuses" in judge.log and f"while row {uid} was judged" in judge.log and KEY not in judge.log
 
 
@@ -384,7 +389,7 @@ def test_an_endpoint_that_refuses_ends_the_service_and_the_key_is_not_shown(stag
 def test_a_prompt_that_the_data_do_not_have_is_named(stage, tmp_path):
     stage.put(["it is #1"], prompt_id=["train-of-thought"])
     with oracle() as oracle_, stage.judge(tmp_path / "run", oracle_.url) as judge:
-        assert judge.process.wait(DEADLINE) == 1, judge.log
+        assert judge.process.wait(DEADLINE) == UNRECOVERABLE, judge.log
         assert "no training prompt 'train-of-thought' here" in judge.log
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from meshy.scoring.service import check_finite
+from meshy.service.exits import Unrecoverable
 from meshy.titan.micro_batch import Sample
 from tests.scoring.data import CANDIDATES as SEEDED
 from tests.scoring.data import make_samples
@@ -51,7 +52,7 @@ def test_every_row_gets_the_teachers_log_probs_of_its_candidates(stage: Stage):
 def test_a_first_token_that_nothing_predicts_is_refused_by_name(stage: Stage):
     bad = replace(samples(1)[0], loss_mask=torch.ones(len(samples(1)[0].tokens), dtype=torch.bool))
     stage.put([bad], 3)
-    with pytest.raises(ValueError, match=r"row 3\.0: its first token"):
+    with pytest.raises(Unrecoverable, match=r"row 3\.0: its first token"):
         stage.score_all(1)
     stage.service.fetcher.forget(["3.0"])
 
@@ -59,5 +60,5 @@ def test_a_first_token_that_nothing_predicts_is_refused_by_name(stage: Stage):
 def test_numbers_that_are_none_are_never_written():
     rows = type("Rows", (), {"uids": ("a", "b")})()
     check_finite(rows, {"x": [torch.zeros(2), torch.ones(1)], "ids": [torch.tensor([1]), torch.tensor([2])]})
-    with pytest.raises(ValueError, match="row b: x holds NaN or infinite"):
+    with pytest.raises(Unrecoverable, match="row b: x holds NaN or infinite"):
         check_finite(rows, {"x": [torch.zeros(2), torch.tensor([1.0, float("inf")])]})

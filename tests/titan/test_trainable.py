@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from meshy.models import weight_shapes
+from meshy.models import weight_headers
 from meshy.titan.model_spec import MODELS, model_spec
 from meshy.trainable import KINDS, VALUE, backend_faults, expected_weights, loading_faults
 from tests.training.models import make_model
@@ -40,7 +40,7 @@ def test_the_weights_that_are_expected_are_those_that_torchtitan_asks_for(models
     assert expected_weights(config, value_head=value_head) == {key: tuple(value.shape) for key, value in asked.items()}
     assert loading_faults(models / name, LONGEST, value_head=value_head) == []
     if not value_head:
-        assert weight_shapes(models / name) == expected_weights(config)
+        assert {n: h.shape for n, h in weight_headers(models / name).items()} == expected_weights(config)
 
 
 def configured(**changes: Any) -> Callable[[Path], None]:
@@ -81,6 +81,7 @@ def weighed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
         (configured(num_hidden_layers=1), "hold model.layers.1.input_layernorm.weight"),
         (configured(vocab_size=100), "model.embed_tokens.weight [97, 48] (not [100, 48])"),
         (configured(max_position_embeddings=64), "takes rows of 64 tokens, but context_length is 128; lower that"),
+        (weighed(lambda w: w.update({"model.norm.weight": torch.ones(48).char()})), "norm.weight (I8); supported: F64"),
         (weighed(lambda w: w.pop("model.norm.weight")), "lack model.norm.weight"),
         (weighed(lambda w: w.update({"model.norm.weight": torch.ones(7)})), "model.norm.weight [7] (not [48])"),
     ],

@@ -91,7 +91,9 @@ def test_every_policy_loss_can_be_tried(loss: str):
         ("grpo_sync", {"loss": f"{HERE}:no_gradient"}, "it gave a loss of shape [] and value 0.0"),
         ("grpo_sync", {"loss": f"{HERE}:by_token"}, "it gave a loss of shape [0]"),
         ("grpo_sync", {"loss": f"{HERE}:bare"}, "it returned a Tensor, not a LossOutput"),
-        ("grpo_sync", {"advantage": f"{HERE}:one_too_many"}, "gave advantages of shape [3] where [2] were asked for"),
+        ("grpo_sync", {"advantage": f"{HERE}:one_too_many"}, "gave advantages of shape [17] where [16] were asked for"),
+        ("opd", {"loss": f"{LOSSES}.ppo_clip:ppo_clip_loss"}, "learns from advantages, and there are none; set"),
+        ("opd", {"loss_options.beta": "0.3"}, "loss_options.beta: beta is for divergence='jsd', and this is 'reverse'"),
         ("grpo_sync", {"advantage": f"{HERE}:no_number"}, "gave advantages that are NaN or infinite"),
         ("grpo_sync", {"token_advantage": f"{HERE}:of_samples"}, "returned a AdvantageOutput, not a TokenAdvantages"),
         ("ppo", {"token_advantage": f"{ADVANTAGES}.reinforce_pp_baseline:reinforce_pp_baseline_advantage",
@@ -102,6 +104,12 @@ def test_every_policy_loss_can_be_tried(loss: str):
 def test_what_will_not_work_is_said(name: str, settings: dict[str, str], told: str):
     (fault,) = faults(name, **settings)
     assert told in fault
+
+
+def test_groups_of_one_sample_have_nothing_to_be_compared_with():
+    recipe, _ = resolve(RECIPES / "grpo_sync.py", {"rollout.group_size": "1"}, gpu_list(1, 2))
+    (fault,) = recipe.group("trainer").config.preflight(recipe)
+    assert "gives every sample of groups of 1 an advantage of 0, though their rewards differ; set group_size" in fault
 
 
 def test_a_policy_that_cannot_be_trained_is_said(tmp_path: Path):

@@ -5,10 +5,9 @@ from torch import Tensor
 
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.columns import column
-from meshy.algorithms.divergences import divergence
+from meshy.algorithms.divergences import divergence, divergence_options
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput
 from meshy.algorithms.logprobs import in_chunks, wide
-from meshy.algorithms.options import options_of
 
 READER = "full_vocabulary_loss"
 
@@ -27,9 +26,7 @@ def full_vocabulary_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     Tokens that no teacher scored (NaN) add nothing; the denominators remain those of all tokens. Metrics (token sums):
     `distill_kl`, the divergence, nats; `distill_scored`, tokens that were scored.
     """
-    options = options_of(
-        config, READER, teacher="teacher_vocab_logprobs", divergence="reverse", beta=0.5, logprob_min=None, cap=None
-    )
+    options = divergence_options(config, READER, teacher="teacher_vocab_logprobs", divergence="reverse")
     name, kind = options.pop("teacher"), options.pop("divergence")
     teacher, logits, temperature = column(inputs.columns, name, READER), inputs.logits, inputs.temperature
     if logits is None:

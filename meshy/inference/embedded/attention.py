@@ -85,7 +85,7 @@ class SlotAttention:
             key, value = key.index_select(1, self._write_row), value.index_select(1, self._write_row)
         self._cache.write(layer, self._index(heads), key.reshape(heads * n, -1), value.reshape(heads * n, -1), heads)
 
-    def _index(self, heads: int) -> Int64[Tensor, heads * writes]:
+    def _index(self, heads: int) -> Int64[Tensor, " heads*writes"]:
         """Flat cache places of the writes; computed once per step, since layers share their number of heads."""
         if heads not in self._indices:
             head = np.arange(heads, dtype=np.int64)[:, None]

@@ -49,7 +49,7 @@ class SlotCache:
     def write(
         self,
         layer: int,
-        index: Int64[Tensor, heads * writes],
+        index: Int64[Tensor, " heads*writes"],
         key: Float[Tensor, "heads*writes dim"],
         value: Float[Tensor, "heads*writes dim"],
         heads: int,

@@ -15,7 +15,12 @@ def main(argv: list[str] | None = None) -> int:
     sys.path.insert(0, "")  # modules beside the recipe's user, as `python -m meshy.ignitor` finds them
     parser = argparse.ArgumentParser(prog="meshy", description="Reinforcement learning of language models.")
     commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="what a recipe would start, and whether it fits; starts nothing")
+    check = commands.add_parser(
+        "check",
+        help="what a recipe would start, and whether it fits; starts nothing",
+        usage="meshy check [--gpus N] [--hosts N] recipe [name=value ...]",
+        epilog="Settings are given as to a run: steps=20 trainer.lr=2e-4, and the recipe function's own arguments.",
+    )
     check.add_argument("recipe", help="a recipe file")
     check.add_argument("--gpus", type=int, default=2, help="GPUs, or CPU slots, in all (default: 2)")
     check.add_argument("--hosts", type=int, default=1, help="hosts that hold them (default: 1)")
@@ -42,6 +47,8 @@ def check_recipe(path: str, settings: list[str], gpus: int, hosts: int) -> int:
     except RecipeError as error:
         print(f"{path}: {len(error.faults)} fault(s)", file=sys.stderr)
         print("\n".join(f"  - {fault}" for fault in error.faults), file=sys.stderr)
+        if any(fault.startswith("too few GPUs") for fault in error.faults):
+            print("say with --gpus and --hosts how many there will be", file=sys.stderr)
         return 2
     show_topology(recipe, topology)
     return 0
@@ -91,7 +98,7 @@ def show_topology(recipe: Recipe, topology: Topology) -> None:
         f"{topology.capacity_rows} rows ({per_partition})"
     )
     console.print(f"digest {topology.digest[:16]}")
-    console.print("files, data, rewards and engines are not looked at here, but when a run starts")
+    console.print("models, data, rewards, losses and engines are not looked at here, but when a run starts")
 
 
 def _ranges(ranks: tuple[int, ...]) -> str:

@@ -5,7 +5,8 @@
 
 Four models meet in the rows of one partition: the policy's tokens, the reference's log-probs, the critic's values. The
 trainer takes a row when all of it is there, charges each token its KL to the reference, and learns by GAE; the critic
-learns the same returns.
+learns the same returns. The policy begins when the critic has learnt from `frozen_batches`, which a run of a few steps
+must lower.
 """
 
 from pathlib import Path

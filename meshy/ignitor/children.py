@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from meshy.lifetime import FORMER_LIVES, LIFE
+from meshy.service.exits import FAILED_TO_START, UNRECOVERABLE
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,10 @@ class Child:
         code = self.process.returncode
         if code is None:
             return "is alive"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        told = {FAILED_TO_START: ", for it failed to start", UNRECOVERABLE: ", for what it would meet again"}
+        return f"ended with exit code {code}{told.get(code, '')}"
 
 
 @dataclass(frozen=True)

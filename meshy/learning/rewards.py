@@ -28,13 +28,18 @@ class RewardRule:
         """trainer: the configuration of whoever trains the policy."""
         return cls(weights=trainer.rewards, overlong=trainer.overlong, max_length=max_length)
 
-    def rewards(self, columns: Mapping[str, Float[Tensor, " samples"]]) -> Float[Tensor, " samples"]:
-        """columns: those of `weights`, and the tokens that the policy wrote (`n_written`)."""
-        parts = [weight * columns[name].float().nan_to_num(0.0) for name, weight in self.weights.items()]
-        rewards = torch.stack(parts).sum(0)
+    def parts(self, columns: Mapping[str, Float[Tensor, " samples"]]) -> dict[str, Float[Tensor, " samples"]]:
+        """What adds up to the reward: what each column gives, and `overlong`. columns: those of `weights`, and the
+        tokens that the policy wrote (`n_written`)."""
+        parts = {name: weight * columns[name].float().nan_to_num(0.0) for name, weight in self.weights.items()}
         if self.overlong is not None:
             rule = self.overlong
             written = columns[N_WRITTEN.name].tolist()
-            lost = [penalty(int(n), self.max_length, rule.buffer, rule.factor) for n in written]
-            rewards = rewards + torch.tensor(lost)
-        return rewards
+            parts["overlong"] = torch.tensor(
+                [penalty(int(n), self.max_length, rule.buffer, rule.factor) for n in written]
+            )
+        return parts
+
+    def rewards(self, columns: Mapping[str, Float[Tensor, " samples"]]) -> Float[Tensor, " samples"]:
+        """The sum of `parts`."""
+        return torch.stack(list(self.parts(columns).values())).sum(0)

@@ -34,7 +34,8 @@ def advice(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run: 
                 "mend the cause and start the same command again; each run gets a folder of its own",
             ]
         case "interrupted":
-            return [f"the run was ended at step {summary['steps']}", events]
+            again = "the same command begins anew, in a folder of its own; a run cannot be resumed yet"
+            return [*_load_weights(summary), events, again]
         case "learned":
             return [*_load_weights(summary), events, *_next_runs()]
         case "not learned":
@@ -50,7 +51,7 @@ def _load_weights(summary: Mapping[str, Any]) -> list[str]:
 
 def _next_runs() -> list[str]:
     return [
-        "on GPUs: torchrun --standalone --nproc-per-node 8 -m meshy.ignitor recipes/grpo_sync.py model=Qwen/Qwen3-1.7B",
+        "on GPUs: the same recipe with a model of yours; its first lines show a command for 8 GPUs",
         "any setting goes on the command line: steps=200, trainer.lr=2e-4, seed=1",
     ]
 

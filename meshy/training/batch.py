@@ -30,12 +30,14 @@ class BadRows(ValueError):
 class Batch:
     """What the leader knows of a batch, or a part of one, in the order of the data; entry i of everything is sample i.
 
-    rewards: by the recipe's rule. columns: further numbers of each sample, NaN where it has none. ranks: who has been
-    told to fetch it. lost: groups that gave no rows before these did.
+    rewards: by the recipe's rule. reward_parts: what adds up to them, by column. columns: further numbers of each
+    sample, NaN where it has none. ranks: who has been told to fetch it. lost: groups that gave no rows before these
+    did.
     """
 
     rows: Rows
     rewards: Float[Tensor, " samples"]
+    reward_parts: Mapping[str, Float[Tensor, " samples"]]
     columns: Mapping[str, Float[Tensor, " samples"]]
     groups: Int[Tensor, " samples"]
     lengths: tuple[int, ...]
@@ -71,9 +73,11 @@ def batch_of(groups: Sequence[Group], rewards: RewardRule | None = None) -> Batc
     def told(name: str) -> list[Any]:
         return [columns[name][i] for i in order]
 
+    parts = rule.parts({n: rewards_of(n, told(n), ordered.uids) for n in (*rule.weights, N_WRITTEN.name)})
     return Batch(
         rows=ordered,
-        rewards=rule.rewards({n: rewards_of(n, told(n), ordered.uids) for n in (*rule.weights, N_WRITTEN.name)}),
+        rewards=torch.stack(list(parts.values())).sum(0),
+        reward_parts=parts,
         columns={name: numbers_of(told(name)) for name in columns if name not in LEADER_COLUMNS},
         groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
         lengths=tuple(columns["n_tokens"][i] for i in order),
@@ -95,6 +99,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return Batch(
         rows=Rows.concat([part.rows for part in parts]),
         rewards=torch.cat([part.rewards for part in parts]),
+        reward_parts={n: torch.cat([part.reward_parts[n] for part in parts]) for n in parts[0].reward_parts},
         columns={name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
         groups=torch.cat([part.groups + count for part, count in zip(parts, counts, strict=False)]),
         lengths=tuple(length for part in parts for length in part.lengths),

@@ -75,9 +75,11 @@ def step_row(
 ) -> dict[str, Any]:
     """One line of metrics.jsonl.
 
-    weight_version: the one that this step made. time/generate: from the first request to the last token. time/reward:
-    from the last token to the last score. time/queue: from the last score until every rank had its rows. time/train:
-    forward, backward, optimiser. time/token: in a ring, until the GPUs were the trainer's and everything on them.
+    weight_version: the one that this step made. reward/<column>: where several add up to the reward, the part of
+    reward_mean that each gives, its weight included.
+    time/generate: from the first request to the last token. time/reward: from the last token to the last score.
+    time/queue: from the last score until every rank had its rows. time/train: forward, backward, optimiser.
+    time/token: in a ring, until the GPUs were the trainer's and everything on them.
     time/publish: export, load by every replica, gate; publish/pause, transfer, bracket are its parts at the replicas
     (see Published), publish/behind counts those that did not get the version. time/wait: the trainer without rows to
     take, which covers generate and reward. lost: groups that failed or were dropped by the filter on the way to this
@@ -85,11 +87,13 @@ def step_row(
     """
     seconds = times.ended - times.started
     count = len(batch.rows)
+    parts = batch.reward_parts if len(batch.reward_parts) > 1 else {}
     return {
         "step": step,
         "weight_version": step,
         "reward_mean": float(batch.rewards.mean()),
         "reward_std": float(batch.rewards.std(correction=0)),
+        **{f"reward/{name}": float(values.mean()) for name, values in parts.items()},
         "response_length_mean": sum(batch.written) / count,
         **learnt,
         "samples": count,

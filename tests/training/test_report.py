@@ -17,10 +17,11 @@ LEARNT = {
 }
 
 
-def row() -> dict:
+def row(parts: dict[str, torch.Tensor] | None = None) -> dict:
     batch = Batch(
         rows=Rows("train", ("a", "b", "c", "d"), (0, 1, 2, 3), "trainer"),
         rewards=torch.tensor([1.0, 0.0, 0.0, 1.0]),
+        reward_parts={"reward": torch.tensor([1.0, 0.0, 0.0, 1.0])} if parts is None else parts,
         groups=torch.tensor([0, 0, 1, 1]),
         columns={},
         lengths=(5, 6, 7, 8),
@@ -38,6 +39,12 @@ def row() -> dict:
     times.learnt(asked=103.75, entered=104.0, now=106.0, rank_queue=0.25)
     times.ended = 107.0
     return step_row(3, batch, LEARNT, Published("disk"), times)
+
+
+def test_parts_of_a_reward_are_told_apart_where_there_are_several():
+    told = row({"reward": torch.tensor([1.0, 0.0, 1.0, 1.0]), "length": torch.tensor([0.0, 0.0, -1.0, 0.0])})
+    assert told["reward/reward"] == 0.75 and told["reward/length"] == -0.25
+    assert not any(name.startswith("reward/") for name in row())
 
 
 def test_a_row_holds_everything_that_metrics_promise():

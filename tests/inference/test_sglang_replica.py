@@ -18,6 +18,7 @@ from meshy.queue.local import free_ports
 from tests.inference.models import call
 from tests.inference.real_sglang import sglang
 from tests.inference.replica import replica_process
+from tests.inference.test_protocol import until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -43,17 +44,19 @@ def test_a_replica_serves_reports_and_ends_with_its_scheduler(tmp_path: Path):
 
         body["sampling_params"] = {**LONG, "n": 64}
         threading.Thread(target=_until_it_breaks, args=(replica.url, body), daemon=True).start()
+        timeline = replica.folder.timeline_of("inference.0")
+        until(lambda: any(row["name"] == "decode" for row in read_jsonl(timeline)), "the timeline to tell of work")
         next(p for p in replica.remember() if "scheduler" in " ".join(p.cmdline())).kill()
         assert replica.process.wait(30) not in (0, 143)
         assert replica.left_after(5) == []
         assert "SglangFailure: SGLang's server" in replica.log and "was killed by SIGKILL" in replica.log
         assert "crashed with exit code -9" in replica.log.partition("SglangFailure")[2]
-    assert any(row["name"] == "decode" for row in read_jsonl(replica.folder.timeline_of("inference.0")))
 
 
 def _until_it_breaks(url: str, body: dict) -> None:
     try:
-        call(url, "/generate", body)
+        while True:
+            call(url, "/generate", body)
     except OSError:
         return  # the connection ends with the server
 

@@ -1,11 +1,12 @@
-"""What every role with a model under TorchTitan can be told of its engine. Torch-free."""
+"""What every role with a model under TorchTitan can be told of its engine, and of its optimiser if it learns.
+Torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from meshy.recipe import Recipe, ServiceConfig
+from meshy.recipe import MAY_BE_INFINITE, Recipe, ServiceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +44,28 @@ class EngineOptions(ServiceConfig):
             ),
         )  # fmt: skip
         return [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(EngineOptions):
+    """AdamW (arXiv 1711.05101). warmup_steps: optimiser steps over which the learning rate rises to `lr`.
+    max_grad_norm: gradients of a larger norm are scaled down to it; inf: none are."""
+
+    lr: float = 1e-6
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = field(default=1.0, metadata=MAY_BE_INFINITE)
+
+    def faults(self, recipe: Recipe) -> list[str]:
+        limits: tuple[tuple[bool, str, Any, str], ...] = (
+            (self.lr >= 0, "lr", self.lr, "0 or more"),
+            (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
+            (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),
+            (self.eps > 0, "eps", self.eps, "more than 0"),
+            (self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"),
+            (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
+        )
+        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        return faults + super().faults(recipe)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from meshy.colocation.columns import ring_declarations
-from meshy.columns import TRAIN, Consumes, Declaration, Produces
+from meshy.columns import TRAIN, Consumes, Produces
+from meshy.contract import Declaration
 from meshy.importing import nearest, path_of
 
 ON_DEMAND: Literal["on_demand"] = "on_demand"

@@ -1,7 +1,7 @@
 """What a recipe is refused for, before anything is placed. Each fault says what is wrong, where, and what to change.
 
 What can only be seen once groups lie on GPUs (too few of them, uneven spans, ports) stands in `topology.py`; what does
-not fit together among columns, in `columns.py`. This module is pure.
+not fit together among columns, in `contract.py`. This module is pure.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from meshy.columns import Contract, derive_contract
+from meshy.columns import Contract
+from meshy.contract import derive_contract
 from meshy.importing import nearest
 from meshy.recipe import Membership, Recipe, RecipeError, ServiceGroup
 from meshy.refusals import colocation_faults, ring_faults, structure_faults, value_faults, wait_for_faults

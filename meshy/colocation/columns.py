@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from meshy.columns import UID, Column, Consumes, Declaration, Produces
+from meshy.columns import UID, Column, Consumes, Produces
+from meshy.contract import Declaration
 
 REQUEST = (
     UID,

@@ -25,7 +25,6 @@ from meshy.scoring.intake import Portion
 from meshy.scoring.service import ScoringService, by_row
 from meshy.service import Context
 from meshy.titan.build import build_engine, micro_batch_tokens
-from meshy.titan.engine import AdamW
 from meshy.titan.micro_batch import Sample
 from meshy.titan.sharing import cut_shares
 
@@ -53,15 +52,8 @@ class CriticService(ScoringService):
         self.lines: JsonlWriter | None = None
 
     def load(self) -> None:
-        config = self.config
-        optimizer = AdamW(
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-        )
-        self.engine = build_engine(config, self.folder, self.recipe, optimizer, value_head=True)
-        self.refiner = Refiner.of(self.trainer, self.groups, config.of_tokens(self.recipe, self.contract))
+        self.engine = build_engine(self.config, self.folder, self.recipe, value_head=True)
+        self.refiner = Refiner.of(self.trainer, self.groups, self.config.of_tokens(self.recipe, self.contract))
         if self.rank == 0:
             self.lines = JsonlWriter(self.context.folder.path / f"{self.context.group.id}.jsonl")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meshy.columns import (
@@ -19,14 +19,15 @@ from meshy.columns import (
     PartitionContract,
     Produces,
 )
-from meshy.recipe import MAY_BE_INFINITE, Recipe
+from meshy.engine_options import OptimizerOptions
+from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions
 
 ALWAYS = ("tokens", "loss_mask", "rollout_logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticConfig(ModelOptions):
+class CriticConfig(ModelOptions, OptimizerOptions):
     """Says of each token what reward is still to come (PPO, arXiv 1707.06347), and learns to say it better.
 
     It writes `column` [L]: the value of the state in which each token was written. When a whole batch has its values,
@@ -36,7 +37,7 @@ class CriticConfig(ModelOptions):
 
     model: a language model, whose last layer is replaced by one of zeros, or a sequence classifier of one label.
     clip: how far a value may move from the one that was written before the loss stops to reward it; None: any.
-    epochs, mini_batches: of a batch. lr, warmup_steps, betas, eps, weight_decay, max_grad_norm: AdamW, of its own.
+    epochs, mini_batches: of a batch. lr, betas and the like: of its own optimiser, see `OptimizerOptions`.
     also_consumes: more columns that the trainer's token_advantage reads.
     """
 
@@ -50,11 +51,6 @@ class CriticConfig(ModelOptions):
     epochs: int = 1
     mini_batches: int = 1
     lr: float = 1e-5
-    warmup_steps: int = 0
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = field(default=1.0, metadata=MAY_BE_INFINITE)
 
     def trainer(self, recipe: Recipe) -> Any:
         """The configuration of whoever trains the policy; None where nobody does."""
@@ -93,12 +89,6 @@ class CriticConfig(ModelOptions):
                 self.trainer(recipe) is None or self.mini_batches <= max(recipe.batch_size, 1),
                 "mini_batches", self.mini_batches, "at most the trainer's batch_size",
             ),
-            (self.lr >= 0, "lr", self.lr, "0 or more"),
-            (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
-            (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),
-            (self.eps > 0, "eps", self.eps, "more than 0"),
-            (self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"),
-            (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
         )  # fmt: skip
         faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
         faults += self._kl_faults(recipe)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from meshy.columns import PER_TOKEN, TRAIN, derive_contract
+from meshy.columns import PER_TOKEN, TRAIN
+from meshy.contract import derive_contract
 from meshy.models import ModelError, folder_faults, model_folder, vocabulary_size, weight_headers
 from meshy.recipe import Recipe
 from meshy.scoring.config import ModelOptions, TeacherConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from meshy.device import device_kind
-from meshy.engine_options import EngineOptions
+from meshy.engine_options import EngineOptions, OptimizerOptions
 from meshy.recipe import Recipe
 from meshy.titan.engine import AdamW, EngineConfig, TitanEngine
 
@@ -13,12 +13,11 @@ def build_engine(
     options: EngineOptions,
     model: Path,
     recipe: Recipe,
-    optimizer: AdamW | None = None,
     *,
     value_head: bool = False,
     activation_checkpointing: Literal["none", "selective", "full"] = "none",
 ) -> TitanEngine:
-    """Collective. optimizer: None for a model that stays as it is. value_head: it gives one number a token."""
+    """Collective. With an optimiser where the options speak of one. value_head: it gives one number a token."""
     on_gpu = device_kind() == "cuda"
     precision = options.mixed_precision
     if precision == "auto":
@@ -28,7 +27,7 @@ def build_engine(
             model=model,
             max_seq_len=recipe.context_length,
             packed=options.packing == "packed",
-            optimizer=optimizer,
+            optimizer=_adamw(options) if isinstance(options, OptimizerOptions) else None,
             value_head=value_head,
             dtype=options.dtype,
             mixed_precision=precision,
@@ -38,6 +37,15 @@ def build_engine(
             deterministic=recipe.deterministic and on_gpu,
             seed=recipe.seed,
         )
+    )
+
+
+def _adamw(options: OptimizerOptions) -> AdamW:
+    return AdamW(
+        betas=options.betas,
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm,
     )
 
 

@@ -8,7 +8,6 @@ from meshy.importing import load
 from meshy.recipe import Recipe
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.build import build_engine, micro_batch_tokens
-from meshy.titan.engine import AdamW
 from meshy.training.config import TrainerConfig
 from meshy.training.learner import Learner, Term
 from meshy.training.settings_of_loss import loss_config
@@ -19,10 +18,7 @@ def build_learner(
 ) -> Learner:
     """Builds the engine on every rank (collective) and joins it with the loss that the configuration names. columns:
     see `Learner`."""
-    optimizer = AdamW(
-        betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm
-    )
-    engine = build_engine(config, model, recipe, optimizer, activation_checkpointing=config.activation_checkpointing)
+    engine = build_engine(config, model, recipe, activation_checkpointing=config.activation_checkpointing)
     return Learner(
         engine=engine,
         groups=groups,

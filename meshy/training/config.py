@@ -11,9 +11,9 @@ from meshy.algorithms.correction import Correction, OldLogprobs
 from meshy.algorithms.kl_reward import MAX_ERROR, KLInReward
 from meshy.algorithms.overlong import Overlong
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Column, Consumes, Produces
-from meshy.engine_options import EngineOptions
+from meshy.engine_options import OptimizerOptions
 from meshy.importing import nearest
-from meshy.recipe import MAY_BE_INFINITE, Recipe
+from meshy.recipe import Recipe
 from meshy.training.terms import LossTerm
 from meshy.training.weights.choice import InFlight, hindrance
 
@@ -24,7 +24,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig(EngineOptions):
+class TrainerConfig(OptimizerOptions):
     """Reinforcement learning of the policy on rows of partition `train`.
 
     What is learnt from:
@@ -49,8 +49,8 @@ class TrainerConfig(EngineOptions):
         ratio is clipped: as the inference engine reported it ("rollout"), scored anew by the trainer before its first
         step ("recompute"), or estimated without that pass, between the engine's and the current ones by how many
         versions old each token is ("loglinear"). correction: off-policy weights and rejection.
-        lr, schedule, warmup_steps, final_lr_factor, betas, eps, weight_decay, max_grad_norm: AdamW. Warm-up and
-        schedule count optimiser steps.
+        schedule: of the learning rate after its warm-up, down to final_lr_factor of it; in optimiser steps. lr, betas
+        and the like: see `OptimizerOptions`.
     Where weights go:
         publish_to: groups that serve the policy. publish: how weights travel: "disk", a folder that replicas load;
         "shm", shared memory of one host; "collective", a broadcast; "auto" takes shm where every replica is on the
@@ -102,14 +102,8 @@ class TrainerConfig(EngineOptions):
     old_logprobs: OldLogprobs = "rollout"
     correction: Correction = field(default_factory=Correction)
 
-    lr: float = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
     final_lr_factor: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = field(default=1.0, metadata=MAY_BE_INFINITE)
 
     publish_to: tuple[str, ...] = ("inference",)
     publish: Literal["auto", "disk", "shm", "collective"] = "auto"
@@ -174,8 +168,6 @@ class TrainerConfig(EngineOptions):
             (self.clip_low >= 0, "clip_low", self.clip_low, "0 or more"),
             (self.clip_high >= 0, "clip_high", self.clip_high, "0 or more"),
             (self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "more than 1, or none"),
-            (self.lr >= 0, "lr", self.lr, "0 or more"),
-            (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
             (self.frozen_batches >= 0, "frozen_batches", self.frozen_batches, "0 or more"),
             (
                 any(self.rewards.values()), "rewards", dict(self.rewards),
@@ -190,10 +182,6 @@ class TrainerConfig(EngineOptions):
                 "advantage", "none", "an estimator, since advantage_options are set",
             ),
             (0 <= self.final_lr_factor <= 1, "final_lr_factor", self.final_lr_factor, "0 to 1"),
-            (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),
-            (self.eps > 0, "eps", self.eps, "more than 0"),
-            (self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"),
-            (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
             (self.bucket_mb >= 1, "bucket_mb", self.bucket_mb, "at least 1 MiB"),
             (self.write_every >= 1, "write_every", self.write_every, "at least 1"),
             (self.verify_every >= 0, "verify_every", self.verify_every, "0 or more"),

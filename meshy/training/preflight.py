@@ -3,7 +3,8 @@ anything is spawned."""
 
 from __future__ import annotations
 
-from meshy.columns import TRAIN, derive_contract
+from meshy.columns import TRAIN
+from meshy.contract import derive_contract
 from meshy.importing import load, path_of
 from meshy.models import ModelError, folder_faults, model_folder
 from meshy.recipe import Recipe

@@ -21,7 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import psutil
 import torch
 
-from meshy.columns import GATE_COLUMNS, TRAIN_COLUMNS, Consumes, Declaration, Produces, derive_contract
+from meshy.columns import GATE_COLUMNS, TRAIN_COLUMNS, Consumes, Produces
+from meshy.contract import Declaration, derive_contract
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.queue.sync import QueueClient
 

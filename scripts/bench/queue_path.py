@@ -34,7 +34,8 @@ import torch
 import zmq
 from torch.distributed import TCPStore
 
-from meshy.columns import TRAIN, TRAIN_COLUMNS, Consumes, Contract, Declaration, Produces, derive_contract
+from meshy.columns import TRAIN, TRAIN_COLUMNS, Consumes, Contract, Produces
+from meshy.contract import Declaration, derive_contract
 from meshy.queue.endpoints import Endpoints
 from meshy.queue.local import free_ports, local_queue
 from meshy.queue.rows import Rows

@@ -17,7 +17,8 @@ from meshy.colocation.books import Books
 from meshy.colocation.columns import ring_declarations
 from meshy.colocation.keeping import RingKeeper
 from meshy.colocation.turns import Ledger, Rule
-from meshy.columns import Contract, derive_contract
+from meshy.columns import Contract
+from meshy.contract import derive_contract
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.recipe import FALLBACK, ON_DEMAND
 

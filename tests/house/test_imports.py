@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "meshy"
 ROLES = {"inference", "training", "rollout", "scoring"}
-PURE = {"recipe.py", "columns.py", "topology.py", "settings.py", "importing.py", "refusals.py"}
+PURE = {"recipe.py", "columns.py", "contract.py", "topology.py", "settings.py", "importing.py", "refusals.py"}
 HEAVY = {"torch", "zmq", "transfer_queue", "transformers", "torchtitan", "numpy", "fastapi", "httpx", "tensordict"}
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshy.columns import Column, Consumes, Declaration, Produces, derive_contract
+from meshy.columns import Column, Consumes, Produces
+from meshy.contract import Declaration, derive_contract
 from meshy.observe.queue_table import depth
 from meshy.observe.runfolder import RunFolder, write_json
 from meshy.observe.status import look, status

@@ -12,7 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from meshy.columns import Column, Consumes, Contract, Declaration, Produces, derive_contract, route_column
+from meshy.columns import Column, Consumes, Contract, Produces, route_column
+from meshy.contract import Declaration, derive_contract
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.queue.sync import QueueClient
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshy.columns import UID, Column, Consumes, Contract, Declaration, Produces, ack_column, derive_contract
+from meshy.columns import UID, Column, Consumes, Contract, Produces, ack_column
+from meshy.contract import Declaration, derive_contract
 from meshy.queue import client as client_module
 from meshy.queue.client import AsyncQueueClient
 from meshy.queue.controller import Controller

@@ -15,7 +15,7 @@ import torch
 
 from meshy.algorithms.interface import TokenAdvantages, TokenInputs, per_token
 from meshy.algorithms.kl_reward import KLInReward
-from meshy.columns import derive_contract
+from meshy.contract import derive_contract
 from meshy.importing import load_file
 from meshy.recipe import Recipe, RecipeError
 from meshy.refusals import type_faults, value_faults

@@ -18,10 +18,9 @@ from meshy.columns import (
     Column,
     Consumes,
     Contract,
-    Declaration,
     Produces,
-    derive_contract,
 )
+from meshy.contract import Declaration, derive_contract
 from meshy.queue.errors import QueueTimeout
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.queue.rows import Rows

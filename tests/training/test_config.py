@@ -4,7 +4,7 @@ import re
 import pytest
 
 from meshy.algorithms.correction import Correction
-from meshy.columns import derive_contract
+from meshy.contract import derive_contract
 from meshy.inference.config import InferenceConfig
 from meshy.recipe import FALLBACK, ON_DEMAND, ColocationRing, Recipe, Sampling, ServiceGroup
 from meshy.refusals import type_faults

@@ -6,17 +6,8 @@ import json
 from dataclasses import replace
 
 from meshy.colocation.columns import ring_declarations
-from meshy.columns import (
-    TRAIN_COLUMNS,
-    UID,
-    Column,
-    Consumes,
-    Contract,
-    Declaration,
-    Produces,
-    derive_contract,
-    route_column,
-)
+from meshy.columns import TRAIN_COLUMNS, UID, Column, Consumes, Contract, Produces, route_column
+from meshy.contract import Declaration, derive_contract
 
 SCORE = Column("score", "float32")
 WRITER = Declaration("rollout", 1, (), (Produces("train", TRAIN_COLUMNS, creates=True),), {"train": 64})

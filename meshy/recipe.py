@@ -7,6 +7,7 @@ nothing heavy and does no I/O.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -209,4 +210,6 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)  # as the command line takes it; JSON has none
     return path_of(value) if callable(value) else value

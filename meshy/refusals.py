@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from meshy.importing import ImportPathError, nearest, path_of
 from meshy.recipe import FALLBACK, ColocationRing, Recipe, ServiceConfig, ServiceGroup, plain
 
+MOST_REPLICAS = 65536
+MOST_STORAGE_UNITS = 4096
+
 
 def type_faults(recipe: Recipe) -> list[str]:
     """Every field of the recipe whose value is not of its declared type, by its full path."""
     faults = _type_faults("", recipe, skip=("groups", "rings"))
+    if not isinstance(recipe.groups, tuple):
+        return [*faults, f"groups: expected a tuple of ServiceGroup, got {recipe.groups!r}"]
     for index, group in enumerate(recipe.groups):
         if not isinstance(group, ServiceGroup):
             faults.append(f"groups[{index}]: expected ServiceGroup, got {group!r}")
@@ -48,60 +54,60 @@ def at(group: ServiceGroup, fault: str) -> str:
 
 
 def _type_faults(prefix: str, value: Any, skip: tuple[str, ...] = ()) -> list[str]:
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-    faults: list[str] = []
     hints = typing.get_type_hints(type(value))
-    for f in dataclasses.fields(value):
-        if f.name in skip:
-            continue
-        member, hint = getattr(value, f.name), hints[f.name]
-        if dataclasses.is_dataclass(member) and not isinstance(member, type):
-            faults += _type_faults(f"{prefix}{f.name}.", member)
-            continue
-        if isinstance(member, tuple) and (inner := _member_faults(f"{prefix}{f.name}", member)):
-            faults += inner
-            continue
-        if callable(member):
-            try:
-                path_of(member)
-            except ImportPathError as error:
-                faults.append(f"{prefix}{f.name}: {error}")
-                continue
-        infinite = f.metadata.get("may_be_infinite", False)
-        try:
-            TypeAdapter(hint, config=ConfigDict(allow_inf_nan=infinite)).validate_python(member, strict=True)
-            json.dumps(plain(member), allow_nan=infinite)
-        except ValidationError as error:
-            faults += _value_faults(f"{prefix}{f.name}", hint, member, error)
-        except (TypeError, ValueError, ImportPathError) as error:  # of a value within one that may be of any type
-            faults.append(f"{prefix}{f.name}: expected what can be written as JSON, got {member!r}: {error}")
-    return faults
-
-
-def _member_faults(path: str, members: tuple[Any, ...]) -> list[str]:
-    """Of the dataclasses among them."""
     return [
         fault
-        for index, one in enumerate(members)
-        if dataclasses.is_dataclass(one) and not isinstance(one, type)
-        for fault in _type_faults(f"{path}[{index}].", one)
+        for f in dataclasses.fields(value)
+        if f.name not in skip
+        for fault in _field_faults(f"{prefix}{f.name}", f, hints[f.name], getattr(value, f.name))
     ]
 
 
-def _value_faults(path: str, hint: Any, value: Any, error: Any) -> list[str]:
-    """What pydantic says of a value, in the words of this module."""
-    if any(one["type"] != "finite_number" for one in error.errors()):
-        return [f"{path}: expected {type_name(hint)}, got {type(value).__name__} {value!r}"]
-    within = isinstance(value, (Mapping, tuple))
-    return [
-        f"{path}{''.join(map(_step, one['loc'])) if within else ''}: expected a finite number, got {one['input']}"
-        for one in error.errors()
-    ]
+def _field_faults(path: str, f: dataclasses.Field[Any], hint: Any, value: Any) -> list[str]:
+    from pydantic import TypeAdapter, ValidationError
+
+    wrong = [f"{path}: expected {type_name(hint)}, got {type(value).__name__} {value!r}"]
+    within = [one for one in (hint, *typing.get_args(hint)) if isinstance(one, type) and dataclasses.is_dataclass(one)]
+    if _is_record(value):
+        return _type_faults(f"{path}.", value) if isinstance(value, tuple(within)) else wrong
+    if hint in within:
+        return wrong
+    if isinstance(value, tuple):
+        members = [(index, one) for index, one in enumerate(value) if _is_record(one)]
+        if faults := [fault for index, one in members for fault in _type_faults(f"{path}[{index}].", one)]:
+            return faults
+    if callable(value):
+        try:
+            path_of(value)
+        except ImportPathError as error:
+            return [f"{path}: {error}"]
+    try:
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError:
+        return wrong
+    if not f.metadata.get("may_be_infinite") and (faults := list(_infinite(path, value))):
+        return faults
+    try:
+        json.dumps(plain(value))
+    except (TypeError, ValueError, ImportPathError) as error:  # of a value within one that may be of any type
+        return [f"{path}: expected what can be written as JSON, got {value!r}: {error}"]
+    return []
 
 
-def _step(key: int | str) -> str:
-    return f"[{key}]" if isinstance(key, int) else f".{key}"
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _infinite(path: str, value: Any) -> Iterator[str]:
+    """A fault for each number in a value that is none or infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{path}: expected a finite number, got {value}"
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _infinite(f"{path}.{key}", one)
+    elif isinstance(value, (list, tuple)):
+        for index, one in enumerate(value):
+            yield from _infinite(f"{path}[{index}]", one)
 
 
 def type_name(hint: Any) -> str:
@@ -143,6 +149,13 @@ def value_faults(recipe: Recipe) -> list[str]:
     for name, value, least in (("steps", recipe.steps, 1), ("context_length", recipe.context_length, 2)):
         if value < least:
             faults.append(f"{name}: expected at least {least}, got {value}")
+    if not 0 <= recipe.seed < 2**63:
+        faults.append(f"seed: expected 0 to 2**63 - 1, got {recipe.seed}")
+    if not re.fullmatch(r"[\w.-]*", recipe.name):
+        faults.append(f"name: expected letters, digits, '_', '-' and '.', for the run's folder, got {recipe.name!r}")
+    if not 1 <= recipe.queue.storage_units <= MOST_STORAGE_UNITS:
+        units = recipe.queue.storage_units
+        faults.append(f"queue.storage_units: expected 1 to {MOST_STORAGE_UNITS}, got {units}")
     faults += _sampling_faults(recipe)
     for group in recipe.groups:
         faults += [at(group, fault) for fault in group.config.faults(recipe)]
@@ -172,8 +185,8 @@ def _sampling_faults(recipe: Recipe) -> list[str]:
 
 def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[str]:
     faults: list[str] = []
-    if group.replicas < 1:
-        faults.append(f"{group.id}.replicas: expected at least 1, got {group.replicas}")
+    if not 1 <= group.replicas <= MOST_REPLICAS:
+        faults.append(f"{group.id}.replicas: expected 1 to {MOST_REPLICAS}, got {group.replicas}")
     if group.gpus_per_replica < 0:
         faults.append(f"{group.id}.gpus_per_replica: expected 0 or more, got {group.gpus_per_replica}")
     if not group.config.service:
@@ -182,11 +195,13 @@ def _group_faults(recipe: Recipe, group: ServiceGroup, ids: list[str]) -> list[s
         )
     if group.config.processes == "per_gpu" and group.gpus_per_replica == 0:
         faults.append(f"{group.id}.gpus_per_replica: this role runs one process a GPU and needs at least 1")
-    for other in (*group.wait_for, *([group.colocate_with] if group.colocate_with else [])):
+    named = [("wait_for", other) for other in group.wait_for]
+    named += [] if group.colocate_with is None else [("colocate_with", group.colocate_with)]
+    for field, other in named:
         if other not in ids:
-            faults.append(f"{group.id}: names group {other!r}, which is not in the recipe{nearest(other, ids)}")
+            faults.append(f"{group.id}.{field}: there is no group {other!r} in the recipe{nearest(other, ids)}")
         elif other == group.id:
-            faults.append(f"{group.id}: names itself in wait_for or colocate_with; drop that")
+            faults.append(f"{group.id}.{field}: it names itself; drop that")
     return faults
 
 

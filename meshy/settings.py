@@ -230,9 +230,15 @@ def _replace(value: Any, path: list[str], text: str) -> Any:
         new = _replace(old, rest, text)
     elif isinstance(old, Mapping):
         new = {**old, ".".join(rest): parse_text(text, Any)}
+    elif old is None and any(map(dataclasses.is_dataclass, typing.get_args(hint))):
+        raise ValueError(f"{name!r} is none in this recipe; give it one there ({type_name(hint)}), then set its fields")
     else:
         raise ValueError(f"{name!r} is a {type_name(hint)} and has no field {'.'.join(rest)!r}")
     return dataclasses.replace(value, **{name: new})
+
+
+_NUMBER = re.compile(r"[+-]?(\d*\.\d+|\d+\.|inf)([eE][+-]?\d+)?", re.IGNORECASE)
+"""What is no number in JSON, such as .5, or one with a fraction."""
 
 
 def parse_text(text: str, hint: Any) -> Any:
@@ -251,6 +257,9 @@ def parse_text(text: str, hint: Any) -> Any:
         except ValueError:
             return text
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    number = _NUMBER.fullmatch(text)
+    if number and (hint is float or float in typing.get_args(hint)):
+        return float(text)
     attempts: tuple[Callable[[], Any], ...] = (
         lambda: adapter.validate_python(text, strict=True),
         lambda: adapter.validate_json({"True": "true", "False": "false"}.get(text, text), strict=True),

@@ -252,12 +252,7 @@ def _place(recipe: Recipe, gpus: Sequence[Gpu]) -> tuple[Placement, list[str]]:
     """Groups take GPUs in the recipe's order; a colocated group takes those of the group that it names."""
     placement: Placement = {}
     faults: list[str] = []
-    taken = 0
-    for group in recipe.groups:
-        if group.colocate_with is None:
-            needed = group.replicas * group.gpus_per_replica
-            placement[group.id] = _split(range(taken, taken + needed), group)
-            taken += needed
+    taken = sum(g.replicas * g.gpus_per_replica for g in recipe.groups if g.colocate_with is None)
     if taken > len(gpus):
         wants = ", ".join(
             f"{g.id} {g.replicas} x {g.gpus_per_replica}"
@@ -268,6 +263,13 @@ def _place(recipe: Recipe, gpus: Sequence[Gpu]) -> tuple[Placement, list[str]]:
             f"too few GPUs: the recipe needs {taken} ({wants}) and there are {len(gpus)}; start more ignitors "
             "(--nproc-per-node, --nnodes), take smaller replicas, or let groups share GPUs in a ring"
         )
+        return placement, faults
+    first = 0
+    for group in recipe.groups:
+        if group.colocate_with is None:
+            needed = group.replicas * group.gpus_per_replica
+            placement[group.id] = _split(range(first, first + needed), group)
+            first += needed
     for group in recipe.groups:
         if group.colocate_with is not None:
             shared = _gpus_of(recipe, placement, group)

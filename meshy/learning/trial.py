@@ -4,10 +4,11 @@ a rank without rows."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from meshy.algorithms.interface import (
     AdvantageInputs,
@@ -93,29 +94,15 @@ def loss_faults(
 def advantage_faults(
     field: str, target: Target, options: Mapping[str, Any], numbers: Iterable[str], group_size: int
 ) -> list[str]:
-    """Of an estimator of samples; also where it gives none of them an advantage although their rewards differ.
-    numbers: columns that it may read."""
-    size = GROUPS * group_size
-    advantages = torch.zeros(size)
+    """Of an estimator of samples. numbers: columns that it may read."""
 
     def call() -> None:
-        nonlocal advantages
-        for rewards in (torch.zeros(size), torch.arange(size) % 2.0):
-            inputs = AdvantageInputs(
-                rewards=rewards,
-                groups=torch.arange(GROUPS).repeat_interleave(group_size),
-                columns={name: torch.zeros(size) for name in numbers},
-            )
-            advantages = _expect(load(target)(inputs, **options), AdvantageOutput).advantages
-            check_numbers("advantages", advantages, rewards)
+        for rewards in _rewards(group_size)[:2]:
+            inputs = _samples(rewards, numbers, group_size)
+            output = _expect(load(target)(inputs, **options), AdvantageOutput)
+            check_numbers("advantages", output.advantages, rewards)
 
-    faults = _tried(field, f"{field}_options", target, call)
-    if faults or bool(advantages.any()):
-        return faults
-    return [
-        f"{field}: {path_of(target)} gives every sample of groups of {group_size} an advantage of 0, though their "
-        "rewards differ; set group_size to more, or take another"
-    ]
+    return _tried(field, f"{field}_options", target, call)
 
 
 def token_advantage_faults(
@@ -143,6 +130,63 @@ def token_advantage_faults(
             )
 
     return _tried(field, f"{field}_options", target, call)
+
+
+def learns_nothing(
+    advantage: Target | None,
+    options: Mapping[str, Any],
+    token_advantage: Target | None,
+    token_options: Mapping[str, Any],
+    numbers: Sequence[str],
+    columns: Sequence[Column],
+    group_size: int,
+) -> bool:
+    """Whether these estimators, which have been tried, give every token an advantage of 0, whatever its reward."""
+    if advantage is None and token_advantage is None:
+        return True
+    try:
+        for rewards in _rewards(group_size):
+            advantages = torch.zeros_like(rewards)
+            if advantage is not None:
+                advantages = load(advantage)(_samples(rewards, numbers, group_size), **options).advantages
+            if token_advantage is not None:
+                inputs = _tokens(rewards, advantages, columns)
+                advantages = load(token_advantage)(inputs, **token_options).advantages
+            if bool(advantages.any()):
+                return False
+    except Exception:  # noqa: BLE001 - an estimator may refuse rewards or columns that are not those of the run
+        return False
+    return True
+
+
+def _rewards(group_size: int) -> list[Tensor]:
+    """Rewards of some groups: all alike, right and wrong, and others of several scales."""
+    count = torch.arange(float(GROUPS * group_size))
+    return [torch.zeros_like(count), count % 2, count + 1, 1000 * (count + 1), -1 - count]
+
+
+def _samples(rewards: Tensor, numbers: Iterable[str], group_size: int) -> AdvantageInputs:
+    return AdvantageInputs(
+        rewards=rewards,
+        groups=torch.arange(GROUPS).repeat_interleave(group_size),
+        columns={name: torch.arange(float(len(rewards))) + 1 for name in numbers},
+    )
+
+
+def _tokens(rewards: Tensor, advantages: Tensor, columns: Iterable[Column]) -> TokenInputs:
+    """Responses of two tokens."""
+    n = 2 * len(rewards)
+    numbers = torch.linspace(-2.0, -1.0, n)
+    return TokenInputs(
+        rewards=torch.stack([torch.zeros_like(rewards), rewards], 1).flatten(),
+        advantages=advantages.repeat_interleave(2),
+        rollout_logprobs=numbers.flip(0),
+        sequence=torch.arange(len(rewards)).repeat_interleave(2),
+        columns={
+            c.name: (numbers[:, None].expand(n, 4) if c.kind == "jagged2d" else numbers).to(getattr(torch, c.dtype))
+            for c in columns
+        },
+    )
 
 
 def _expect(output: Any, kind: type) -> Any:

@@ -108,6 +108,7 @@ def live(service: Service) -> int:
     context = service.context
     admin = AdminServer(service, context.process.host, context.process.admin_port)
     admin.start()
+    was_ready = False
     try:
         join_ring(service)
         service.setup()
@@ -115,6 +116,7 @@ def live(service: Service) -> int:
             service.tell("waiting", f"for {', '.join(context.group.wait_for)}")
             wait_until_ready(context.topology, context.group.wait_for, context.run_id, service.stopping)
         service.tell("ready")
+        was_ready = True
         service.run()
         if service.stopping.is_set():  # it was asked to end and unwound by itself
             return ENDED_AS_ASKED
@@ -122,14 +124,12 @@ def live(service: Service) -> int:
         service.log.info("ended as asked")
         return ENDED_AS_ASKED
     except BaseException as error:
-        was_ready = service.state == "ready"
         service.tell("failed")
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        unrecoverable = isinstance(error, Unrecoverable)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)) or (was_ready and not unrecoverable):
             raise
-        if was_ready and not isinstance(error, Unrecoverable):  # TorchTitan's errors may be no Exception
-            raise
-        traceback.print_exc()
-        return UNRECOVERABLE if was_ready else FAILED_TO_START
+        traceback.print_exc()  # of TorchTitan, too, whose errors may be no Exception
+        return UNRECOVERABLE if unrecoverable else FAILED_TO_START
     finally:
         service.stopping.set()
         service.close()

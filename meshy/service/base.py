@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from meshy.lifetime import former_lives, own_life
 from meshy.observe.timeline import Timeline
@@ -122,7 +122,11 @@ class Service:
             yield
 
     def tell(self, state: State, detail: str = "") -> None:
-        """Say what the service is doing; seen in `/health` and `meshy status`."""
+        """Say what the service is doing; seen in `/health` and `meshy status`. ValueError for no such state."""
+        if state not in get_args(State):
+            raise ValueError(
+                f"{self.context.process.name} tells state {state!r}; there are {', '.join(get_args(State))}"
+            )
         if state != self.state:
             self.log.info("%s%s", state, f": {detail}" if detail else "")
             self.since = time.time()

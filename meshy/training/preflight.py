@@ -41,7 +41,7 @@ def function_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
 
 def _level_faults(config: TrainerConfig) -> list[str]:
     """An estimator of tokens where one of samples belongs, or the other way round, or one that does not see what is
-    taken from the rewards, or none where the loss has nothing else."""
+    taken from the rewards."""
     faults, refined = [], config.token_advantage
     if refined is not None and not getattr(load(refined), "per_token", False):
         faults.append(
@@ -55,12 +55,6 @@ def _level_faults(config: TrainerConfig) -> list[str]:
         )
     if config.advantage is not None and getattr(load(config.advantage), "per_token", False):
         faults.append(f"advantage: {path_of(config.advantage)} takes tokens; name it as token_advantage")
-    nothing = config.advantage is None and refined is None and not config.terms
-    if nothing and getattr(load(config.loss), "vanishes_at_zero_advantage", False):
-        faults.append(
-            f"loss: {path_of(config.loss)} learns from advantages, and there are none; set advantage or "
-            "token_advantage, or take a loss that learns from other columns"
-        )
     return faults
 
 
@@ -78,10 +72,34 @@ def _trial_faults(config: TrainerConfig, recipe: Recipe) -> list[str]:
     for index, term in enumerate(config.terms):
         where, settings = f"terms[{index}]", loss_config(config, term.options)
         faults += trial.loss_faults(f"{where}.loss", f"{where}.options", term.loss, settings, columns)
+    size = min(config.group_sizes(recipe), default=2)
     if config.advantage is not None:
-        options, size = config.advantage_options, min(config.group_sizes(recipe), default=2)
+        options = config.advantage_options
         faults += trial.advantage_faults("advantage", config.advantage, options, further.numbers, size)
     if config.token_advantage is not None:
         options = config.token_advantage_options
         faults += trial.token_advantage_faults("token_advantage", config.token_advantage, options, columns)
-    return faults
+    return faults or _nothing_faults(config, further, size)
+
+
+def _nothing_faults(config: TrainerConfig, further: Further, group_size: int) -> list[str]:
+    """Where there is nothing that could be learned."""
+    from meshy.learning import trial
+
+    if config.terms or not getattr(load(config.loss), "vanishes_at_zero_advantage", False):
+        return []
+    numbers, columns = further.numbers, tuple(further.tokens.values())
+    advantages = config.advantage, config.advantage_options
+    refined = config.token_advantage, config.token_advantage_options
+    if not trial.learns_nothing(*advantages, *refined, numbers, columns, group_size):
+        return []
+    named = " and ".join(path_of(one) for one in (config.advantage, config.token_advantage) if one is not None)
+    return [
+        f"loss: {path_of(config.loss)} learns from advantages, and there are none"
+        + (
+            f": {named} gives 0 for every sample of groups of {group_size}, though their rewards differ"
+            if named
+            else ""
+        )
+        + "; set group_size, advantage or token_advantage otherwise, or take a loss that learns from other columns"
+    ]

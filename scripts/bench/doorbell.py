@@ -15,13 +15,14 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import psutil
 import torch
 
-from meshy.columns import GATE_COLUMNS, TRAIN_COLUMNS, Consumes, Produces
+from meshy.columns import GATE_COLUMNS, TRAIN_COLUMNS, Column, Consumes, Produces
 from meshy.contract import Declaration, derive_contract
 from meshy.queue.local import LocalQueue, local_queue
 from meshy.queue.sync import QueueClient
@@ -42,37 +43,21 @@ def contract(waiters: int):
     return contract
 
 
-def group(uids: list[str]) -> dict[str, list]:
-    n, now = len(uids), time.time()
-    return {
-        "uid": uids,
-        "prompt_id": ["p"] * n,
-        "group_id": ["g"] * n,
-        "position": [0] * n,
-        "tokens": [torch.zeros(TOKENS, dtype=torch.int64)] * n,
-        "loss_mask": [torch.ones(TOKENS, dtype=torch.bool)] * n,
-        "rollout_logprobs": [torch.zeros(TOKENS)] * n,
-        "token_versions": [torch.zeros(TOKENS, dtype=torch.int32)] * n,
-        "reward": [1.0] * n,
-        "finish_reason": ["stop"] * n,
-        "truncated": [False] * n,
-        "n_turns": [1] * n,
-        "t_sent": [now] * n,
-        "t_generated": [now] * n,
-        "t_rewarded": [now] * n,
-    }
+def rows_of(columns: Sequence[Column], uids: list[str]) -> dict[str, list]:
+    """Rows of these columns, of a usual size."""
 
+    def value(column: Column) -> object:
+        if column.kind == "jagged":
+            return torch.zeros(TOKENS, dtype=getattr(torch, column.dtype))
+        return {"str": "a", "bool": False, "float32": 0.0, "float64": 0.0}.get(column.dtype, 0)
 
-def gate(uids: list[str]) -> dict[str, list]:
-    n = len(uids)
-    counts = dict.fromkeys(("gate_step", "weight_version", "samples_retired"), [0] * n)
-    return {"uid": uids, "incarnation": ["a"] * n, **counts, "stop": [False] * n}
+    return {column.name: [value(column)] * len(uids) for column in columns} | {"uid": uids}
 
 
 def wake_ups(queue: LocalQueue, contract, partition: str, puts: int, idle: float) -> tuple[list[float], ...]:
     """Seconds from the start of a put, and from its return, to the take's return in another process; and from the start
     to the rows read there."""
-    make, rows_a_put = (gate, 1) if partition == "gen_gate" else (group, 8)
+    columns, rows_a_put = (GATE_COLUMNS, 1) if partition == "gen_gate" else (TRAIN_COLUMNS, 8)
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     reader = spawn.Process(target=_read, args=(theirs, queue.endpoints, contract, partition, rows_a_put))
@@ -82,7 +67,7 @@ def wake_ups(queue: LocalQueue, contract, partition: str, puts: int, idle: float
         assert ours.recv() == "ready"
         for i in range(puts):
             time.sleep(idle)
-            rows = make([f"{i}.{j}" for j in range(rows_a_put)])
+            rows = rows_of(columns, [f"{i}.{j}" for j in range(rows_a_put)])
             start = time.perf_counter()
             writer.put(partition, rows)
             returned = time.perf_counter()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
-from meshy.recipe import ColocationRing, Recipe, RecipeError, Sampling, to_json
+from meshy.recipe import ColocationRing, QueueConfig, Recipe, RecipeError, Sampling, to_json
 from meshy.refusals import type_faults
 from meshy.settings import apply_settings, load_recipe, parse_settings, parse_text, resolve
 from meshy.topology import gpu_list
@@ -104,6 +105,29 @@ def test_a_wrong_type_in_the_recipe_itself_is_refused_with_its_path(change: dict
 def test_rings_are_checked_too(rings, said: str) -> None:
     (fault,) = type_faults(recipe_of(rings=rings))
     assert fault.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sampling": None}, "sampling: expected Sampling, got NoneType None"),
+        ({"sampling": {"temperature": 1}}, "sampling: expected Sampling, got dict"),
+        ({"sampling": QueueConfig()}, "sampling: expected Sampling, got QueueConfig"),
+        ({"model": Sampling()}, "model: expected str, got Sampling"),
+        ({"groups": None}, "groups: expected a tuple of ServiceGroup, got None"),
+        ({"groups": []}, "groups: expected a tuple of ServiceGroup, got []"),
+        ({"data_options": {"a": {"b": [float("nan")]}}}, "data_options.a.b[0]: expected a finite number, got nan"),
+    ],
+)
+def test_a_record_of_another_kind_is_refused(change: dict, said: str) -> None:
+    (fault,) = type_faults(dataclasses.replace(recipe_of(), **change))
+    assert fault.startswith(said)
+
+
+@pytest.mark.parametrize(("text", "value"), [(".5", 0.5), ("+.5e-1", 0.05), ("1.", 1.0), ("inf", math.inf)])
+def test_numbers_may_be_written_as_python_does(text: str, value: float) -> None:
+    changed, faults = apply_settings(recipe_of(), {"trainer.lr": text})
+    assert faults == [] and changed.group("trainer").config.lr == value
 
 
 def test_run_wide_fields_are_checked_too() -> None:

@@ -175,7 +175,7 @@ def test_no_two_processes_share_a_port_or_a_gpu(engines: int, ranks: int, hosts:
         (
             recipe_of(ServiceGroup(id="s", config=Scorer(), replicas=0)),
             gpu_list(1, 2),
-            "s.replicas: expected at least 1",
+            "s.replicas: expected 1 to",
         ),
         (
             recipe_of(ServiceGroup(id="s", config=Learner(end=False))),
@@ -187,7 +187,11 @@ def test_no_two_processes_share_a_port_or_a_gpu(engines: int, ranks: int, hosts:
             gpu_list(1, 2),
             "(did you mean 'rollout'?)",
         ),
-        (recipe_of(ServiceGroup(id="s", config=Scorer(), wait_for=("s",))), gpu_list(1, 2), "names itself"),
+        (
+            recipe_of(ServiceGroup(id="s", config=Scorer(), wait_for=("s",))),
+            gpu_list(1, 2),
+            "s.wait_for: it names itself",
+        ),
     ],
 )
 def test_a_recipe_that_cannot_be_placed_is_refused(faulty: Recipe, gpus: tuple[Gpu, ...], said: str) -> None:

@@ -18,6 +18,7 @@ from meshy.algorithms.interface import (
     TokenInputs,
     per_token,
 )
+from meshy.learning import trial
 from meshy.settings import resolve
 from meshy.topology import gpu_list
 
@@ -109,7 +110,31 @@ def test_what_will_not_work_is_said(name: str, settings: dict[str, str], told: s
 def test_groups_of_one_sample_have_nothing_to_be_compared_with():
     recipe, _ = resolve(RECIPES / "grpo_sync.py", {"rollout.group_size": "1"}, gpu_list(1, 2))
     (fault,) = recipe.group("trainer").config.preflight(recipe)
-    assert "gives every sample of groups of 1 an advantage of 0, though their rewards differ; set group_size" in fault
+    assert "gives 0 for every sample of groups of 1, though their rewards differ; set group_size" in fault
+
+
+def test_advantages_that_nothing_is_learned_from_matter_only_to_a_loss_that_needs_them():
+    assert faults("opd", advantage=f"{ADVANTAGES}.grpo:grpo_advantage") == []
+    whitened = f"{ADVANTAGES}.reinforce_pp_baseline:reinforce_pp_baseline_advantage"
+    (fault,) = faults("grpo_sync", advantage="none", token_advantage=whitened)
+    assert "reinforce_pp_baseline_advantage gives 0 for every sample of groups of 8" in fault
+    assert faults("grpo_sync", token_advantage=whitened) == []
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        lambda inputs: (inputs.rewards - inputs.rewards.mean()) / inputs.columns["length"],
+        lambda inputs: inputs.rewards * inputs.columns["length"],
+        lambda inputs: (inputs.rewards > 5).float(),
+    ],
+)
+def test_estimators_of_ones_own_are_tried_with_numbers_as_they_may_come(estimate):
+    def own(inputs: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=estimate(inputs))
+
+    assert trial.advantage_faults("advantage", own, {}, ["length"], 8) == []
+    assert not trial.learns_nothing(own, {}, None, {}, ["length"], [], 8)
 
 
 def test_a_policy_that_cannot_be_trained_is_said(tmp_path: Path):

@@ -6,6 +6,7 @@ from torch import Tensor
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput, vanishes_at_zero_advantage
 from meshy.algorithms.kl import kl_estimate
+from meshy.algorithms.options import options_of
 from meshy.algorithms.ratios import bounded_ratio
 
 
@@ -16,6 +17,7 @@ def cispo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
 
     Metrics (token sums): `clip_fraction`, `ppo_kl` (k3 of the new policy against the old one).
     """
+    options_of(config, "cispo_loss")  # it has none
     token_loss, clipped = cispo_token_loss(
         inputs.logprobs,
         inputs.old_logprobs,

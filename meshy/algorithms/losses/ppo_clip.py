@@ -6,6 +6,7 @@ from torch import Tensor
 from meshy.algorithms.aggregation import aggregate
 from meshy.algorithms.interface import LossConfig, LossInputs, LossOutput, vanishes_at_zero_advantage
 from meshy.algorithms.kl import kl_estimate
+from meshy.algorithms.options import options_of
 from meshy.algorithms.ratios import bounded_ratio, clipped_surrogate
 
 
@@ -15,6 +16,7 @@ def ppo_clip_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
 
     Metrics (token sums): `clip_fraction`, `ppo_kl` (k3 of the new policy against the old one).
     """
+    options_of(config, "ppo_clip_loss")  # it has none
     token_loss, clipped = ppo_clip_token_loss(
         inputs.logprobs,
         inputs.old_logprobs,

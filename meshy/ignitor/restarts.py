@@ -58,4 +58,7 @@ class Restarts:
     def told(self, name: str) -> str:
         """An addition to the reason why `name` is given up."""
         count = self._counts.get(name, 0)
-        return f" after {count} restart{'s' if count > 1 else ''} (max_restarts)" if count else ""
+        if not count:
+            return ""
+        used_up = " (max_restarts)" if count >= self._limits.get(name, 0) else ""
+        return f" after {count} restart{'s' if count > 1 else ''}{used_up}"

@@ -4,9 +4,9 @@ Torch-free."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from meshy.recipe import MAY_BE_INFINITE, Recipe, ServiceConfig
+from meshy.recipe import MAY_BE_INFINITE, Limit, Recipe, ServiceConfig, out_of_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class EngineOptions(ServiceConfig):
         return any(id in own for ring in recipe.rings for id, _ in ring.members)
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.collective_timeout > 0, "collective_timeout", self.collective_timeout, "more than 0 seconds"),
             (
                 self.tokens_per_micro_batch is None or self.tokens_per_micro_batch >= recipe.context_length,
@@ -43,7 +43,7 @@ class EngineOptions(ServiceConfig):
                 f"at least the recipe's context_length ({recipe.context_length}), so that every row fits, or none",
             ),
         )  # fmt: skip
-        return [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        return out_of_range(limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class OptimizerOptions(EngineOptions):
     max_grad_norm: float = field(default=1.0, metadata=MAY_BE_INFINITE)
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.lr >= 0, "lr", self.lr, "0 or more"),
             (self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more"),
             (all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers of at least 0 and below 1"),
@@ -67,5 +67,5 @@ class OptimizerOptions(EngineOptions):
             (self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"),
             (self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "more than 0 (inf for no clipping)"),
         )
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         return faults + super().faults(recipe)

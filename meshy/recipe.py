@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,9 @@ ON_DEMAND: Literal["on_demand"] = "on_demand"
 FALLBACK: Literal["fallback"] = "fallback"
 Membership = Literal["on_demand", "fallback"]
 
+Limit = tuple[bool, str, Any, str]
+"""Whether a field's value is fine; the field, the value, and what is expected."""
+
 MAY_BE_INFINITE = {"may_be_infinite": True}
 """Metadata of a number's field that takes infinity, too; every other must be finite."""
 
@@ -31,6 +34,11 @@ class RecipeError(ValueError):
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
         self.faults = faults
+
+
+def out_of_range(limits: Iterable[Limit]) -> list[str]:
+    """A fault for each that does not hold."""
+    return [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
 
 
 @dataclass(frozen=True, kw_only=True)

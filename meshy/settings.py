@@ -237,15 +237,15 @@ def _replace(value: Any, path: list[str], text: str) -> Any:
     return dataclasses.replace(value, **{name: new})
 
 
-_NUMBER = re.compile(r"[+-]?(\d*\.\d+|\d+\.|inf)([eE][+-]?\d+)?", re.IGNORECASE)
-"""What is no number in JSON, such as .5, or one with a fraction."""
+_NUMBER = re.compile(r"[+-]?((\d*\.\d+|\d+\.)(e[+-]?\d+)?|inf)", re.IGNORECASE)
+"""A number with a fraction, and those that are none in JSON: .5, 1., inf."""
 
 
 def parse_text(text: str, hint: Any) -> Any:
     """The value of type `hint` that a command-line `text` stands for.
 
-    Numbers and true/false as in JSON, `none` where the type allows it, `a,b` for tuples, JSON for the rest. ValueError
-    names the expected type.
+    Numbers and true/false as in JSON or Python, `none` where the type allows it, `a,b` for tuples, JSON for the rest.
+    ValueError names the expected type.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -257,8 +257,7 @@ def parse_text(text: str, hint: Any) -> Any:
         except ValueError:
             return text
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
-    number = _NUMBER.fullmatch(text)
-    if number and (hint is float or float in typing.get_args(hint)):
+    if _NUMBER.fullmatch(text) and (hint is float or float in typing.get_args(hint)):
         return float(text)
     attempts: tuple[Callable[[], Any], ...] = (
         lambda: adapter.validate_python(text, strict=True),

@@ -42,4 +42,9 @@ class RewardRule:
 
     def rewards(self, columns: Mapping[str, Float[Tensor, " samples"]]) -> Float[Tensor, " samples"]:
         """The sum of `parts`."""
-        return torch.stack(list(self.parts(columns).values())).sum(0)
+        return total(self.parts(columns))
+
+
+def total(parts: Mapping[str, Float[Tensor, " samples"]]) -> Float[Tensor, " samples"]:
+    """The reward that these add up to."""
+    return torch.stack(list(parts.values())).sum(0)

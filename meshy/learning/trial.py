@@ -133,10 +133,8 @@ def token_advantage_faults(
 
 
 def learns_nothing(
-    advantage: Target | None,
-    options: Mapping[str, Any],
-    token_advantage: Target | None,
-    token_options: Mapping[str, Any],
+    advantage: Callable[..., AdvantageOutput] | None,
+    token_advantage: Callable[..., TokenAdvantages] | None,
     numbers: Sequence[str],
     columns: Sequence[Column],
     group_size: int,
@@ -148,10 +146,9 @@ def learns_nothing(
         for rewards in _rewards(group_size):
             advantages = torch.zeros_like(rewards)
             if advantage is not None:
-                advantages = load(advantage)(_samples(rewards, numbers, group_size), **options).advantages
+                advantages = advantage(_samples(rewards, numbers, group_size)).advantages
             if token_advantage is not None:
-                inputs = _tokens(rewards, advantages, columns)
-                advantages = load(token_advantage)(inputs, **token_options).advantages
+                advantages = token_advantage(_tokens(rewards, advantages, columns)).advantages
             if bool(advantages.any()):
                 return False
     except Exception:  # noqa: BLE001 - an estimator may refuse rewards or columns that are not those of the run

@@ -21,7 +21,7 @@ from meshy.columns import (
     Produces,
 )
 from meshy.importing import nearest
-from meshy.recipe import Recipe, ServiceConfig
+from meshy.recipe import Limit, Recipe, ServiceConfig, out_of_range
 from meshy.rollout.routes import column_of
 
 EVAL_ROWS = 64
@@ -128,7 +128,7 @@ class RolloutConfig(ServiceConfig):
 
     def faults(self, recipe: Recipe) -> list[str]:
         group = "group_size and the greedy response" if self.greedy_baseline else "group_size"
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.group_size >= 1, "group_size", self.group_size, "at least 1"),
             (self.window is None or self.window >= 1, "window", self.window, "at least 1 (lock step), or none"),
             (self.over_sampling >= 1, "over_sampling", self.over_sampling, "at least 1"),
@@ -161,7 +161,7 @@ class RolloutConfig(ServiceConfig):
             (self.candidates >= 0, "candidates", self.candidates, "0 (none) or more"),
             (0 <= self.log_trajectories <= 1, "log_trajectories", self.log_trajectories, "a share from 0 to 1"),
         )  # fmt: skip
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         faults += self._route_faults() + self._batch_faults(recipe)
         return faults + self._pace_faults(recipe) + self._inference_faults(recipe)
 

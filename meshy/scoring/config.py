@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from meshy.columns import LOSS_MASK, N_TOKENS, TOKENS, TRAIN, Column, Consumes, Produces
 from meshy.engine_options import EngineOptions
-from meshy.recipe import Recipe
+from meshy.recipe import Limit, Recipe, out_of_range
 
 Score = Literal["sampled", "candidates", "topk", "vocabulary"]
 
@@ -105,7 +105,7 @@ class TeacherConfig(ModelOptions):
         return (Produces(TRAIN, tuple(self.columns.values()), route=self.route),)
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (len(self.scores) > 0, "scores", self.scores, "one at least of sampled, candidates, topk, vocabulary"),
             (len(set(self.scores)) == len(self.scores), "scores", self.scores, "each of them once"),
             (
@@ -121,7 +121,7 @@ class TeacherConfig(ModelOptions):
             (self.evaluate >= 0, "evaluate", self.evaluate, "0 (not) or more prompts"),
             (self.part_mb >= 1, "part_mb", self.part_mb, "at least 1 MiB"),
         )  # fmt: skip
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         return faults + super().faults(recipe)
 
     def preflight(self, recipe: Recipe) -> list[str]:

@@ -20,7 +20,7 @@ from meshy.columns import (
     Produces,
 )
 from meshy.engine_options import OptimizerOptions
-from meshy.recipe import Recipe
+from meshy.recipe import Limit, Recipe, out_of_range
 from meshy.scoring.config import ModelOptions
 
 ALWAYS = ("tokens", "loss_mask", "rollout_logprobs")
@@ -80,7 +80,7 @@ class CriticConfig(ModelOptions, OptimizerOptions):
         return (Produces(TRAIN, (Column(self.column, "float32", "jagged", "reward still to come"),)),)
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.column.isidentifier(), "column", repr(self.column), "a name such as 'values'"),
             (self.clip is None or self.clip > 0, "clip", self.clip, "more than 0, or none"),
             (self.epochs >= 1, "epochs", self.epochs, "at least 1"),
@@ -90,7 +90,7 @@ class CriticConfig(ModelOptions, OptimizerOptions):
                 "mini_batches", self.mini_batches, "at most the trainer's batch_size",
             ),
         )  # fmt: skip
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         faults += self._kl_faults(recipe)
         replicas = [group.replicas for group in recipe.groups if group.config is self]
         if replicas and replicas[0] != 1:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from meshy.columns import FINISH_REASON, LOSS_MASK, PROMPT_ID, TOKENS, TRAIN, Column, Consumes, Produces
 from meshy.importing import nearest
-from meshy.recipe import Recipe, ServiceConfig
+from meshy.recipe import Limit, Recipe, ServiceConfig, out_of_range
 
 OWN_FIELDS = ("model", "messages", "max_tokens", "temperature")
 """Of a request's body, what is not for `request`."""
@@ -77,7 +77,7 @@ class JudgeConfig(ServiceConfig):
         return (Produces(TRAIN, (column,), route=self.route),)
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.column.isidentifier(), "column", repr(self.column), "a name such as 'judge_reward'"),
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or none"),
             (
@@ -91,7 +91,7 @@ class JudgeConfig(ServiceConfig):
             (self.max_fallbacks >= 0, "max_fallbacks", self.max_fallbacks, "0 or more"),
             (self.model != "", "model", repr(self.model), "a name, or none"),
         )  # fmt: skip
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         faults += [f"request: {name} is a field of its own; set that" for name in OWN_FIELDS if name in self.request]
         if self.api_key_env is not None and not self.api_key_env.isidentifier():
             # It may be the key itself, which is not to be shown.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from meshy.columns import LOSS_MASK, N_TOKENS, TOKENS, TRAIN, Column, Consumes, Produces
-from meshy.recipe import Recipe
+from meshy.recipe import Limit, Recipe, out_of_range
 from meshy.scoring.config import ModelOptions
 
 
@@ -39,11 +39,11 @@ class RewardModelConfig(ModelOptions):
         return (Produces(TRAIN, (column,), route=self.route),)
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.column.isidentifier(), "column", repr(self.column), "a name such as 'model_reward'"),
             (self.clip is None or self.clip > 0, "clip", self.clip, "more than 0, or none"),
         )
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         return faults + super().faults(recipe)
 
     def preflight(self, recipe: Recipe) -> list[str]:

@@ -142,10 +142,11 @@ class TitanEngine:
 
     # Computing --------------------------------------------------------------------------------------------------------
 
-    def batch(self, samples: Sequence[Sample], names: Sequence[str] = ()) -> MicroBatch:
-        """A micro-batch in this engine's layout, on its device. names: columns that it carries."""
+    def batch(self, samples: Sequence[Sample], names: Sequence[str] = (), multiple: int = LEAST_ROWS) -> MicroBatch:
+        """A micro-batch in this engine's layout, on its device. names: columns that it carries. multiple: of which its
+        rows are long, at least."""
         layout = pack if self.config.packed else pad
-        return layout(samples, names, max(self.row_multiple, LEAST_ROWS)).to(self.device)
+        return layout(samples, names, max(self.row_multiple, multiple)).to(self.device)
 
     def logits(self, batch: MicroBatch) -> Float[Tensor, "selected vocab"]:
         """Logits that predict the batch's response tokens; with a graph unless under no_grad."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from meshy.columns import N_WRITTEN, Column
 from meshy.learning.blank import filled
 from meshy.learning.numbers import numbers_of, rewards_of
-from meshy.learning.rewards import RewardRule
+from meshy.learning.rewards import RewardRule, total
 from meshy.queue.rows import Rows
 from meshy.titan.micro_batch import Sample
 from meshy.training.inbox import LEADER_COLUMNS, Group, rows_of
@@ -30,13 +30,11 @@ class BadRows(ValueError):
 class Batch:
     """What the leader knows of a batch, or a part of one, in the order of the data; entry i of everything is sample i.
 
-    rewards: by the recipe's rule. reward_parts: what adds up to them, by column. columns: further numbers of each
-    sample, NaN where it has none. ranks: who has been told to fetch it. lost: groups that gave no rows before these
-    did.
+    reward_parts: what adds up to the rewards, by column. columns: further numbers of each sample, NaN where it has
+    none. ranks: who has been told to fetch it. lost: groups that gave no rows before these did.
     """
 
     rows: Rows
-    rewards: Float[Tensor, " samples"]
     reward_parts: Mapping[str, Float[Tensor, " samples"]]
     columns: Mapping[str, Float[Tensor, " samples"]]
     groups: Int[Tensor, " samples"]
@@ -49,6 +47,11 @@ class Batch:
     first_sent: float
     last_generated: float
     last_rewarded: float
+
+    @property
+    def rewards(self) -> Float[Tensor, " samples"]:
+        """By the recipe's rule."""
+        return total(self.reward_parts)
 
     @property
     def tokens(self) -> int:
@@ -64,20 +67,15 @@ def batch_of(groups: Sequence[Group], rewards: RewardRule | None = None) -> Batc
         range(len(rows)),
         key=lambda i: (columns["position"][i], columns["group_id"][i], len(rows.uids[i]), rows.uids[i]),
     )
+    ordered, rule = rows.select(order), rewards or RewardRule()
     numbers: dict[str, int] = {}
-
-    rule = rewards or RewardRule()
-
-    ordered = rows.select(order)
 
     def told(name: str) -> list[Any]:
         return [columns[name][i] for i in order]
 
-    parts = rule.parts({n: rewards_of(n, told(n), ordered.uids) for n in (*rule.weights, N_WRITTEN.name)})
     return Batch(
         rows=ordered,
-        rewards=torch.stack(list(parts.values())).sum(0),
-        reward_parts=parts,
+        reward_parts=rule.parts({n: rewards_of(n, told(n), ordered.uids) for n in (*rule.weights, N_WRITTEN.name)}),
         columns={name: numbers_of(told(name)) for name in columns if name not in LEADER_COLUMNS},
         groups=torch.tensor([numbers.setdefault(columns["group_id"][i], len(numbers)) for i in order]),
         lengths=tuple(columns["n_tokens"][i] for i in order),
@@ -98,7 +96,6 @@ def joined(parts: Sequence[Batch]) -> Batch:
     counts = [0, *itertools.accumulate(int(part.groups.max()) + 1 for part in parts)]
     return Batch(
         rows=Rows.concat([part.rows for part in parts]),
-        rewards=torch.cat([part.rewards for part in parts]),
         reward_parts={n: torch.cat([part.reward_parts[n] for part in parts]) for n in parts[0].reward_parts},
         columns={name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
         groups=torch.cat([part.groups + count for part, count in zip(parts, counts, strict=False)]),

@@ -13,7 +13,7 @@ from meshy.algorithms.overlong import Overlong
 from meshy.columns import EVAL, EVAL_COLUMNS, GATE_COLUMNS, GEN_GATE, TRAIN, TRAIN_COLUMNS, Column, Consumes, Produces
 from meshy.engine_options import OptimizerOptions
 from meshy.importing import nearest
-from meshy.recipe import Recipe
+from meshy.recipe import Limit, Recipe, out_of_range
 from meshy.training.terms import LossTerm
 from meshy.training.weights.choice import InFlight, hindrance
 
@@ -159,7 +159,7 @@ class TrainerConfig(OptimizerOptions):
         return {GEN_GATE: LIVE_GATES}
 
     def faults(self, recipe: Recipe) -> list[str]:
-        limits: tuple[tuple[bool, str, Any, str], ...] = (
+        limits: tuple[Limit, ...] = (
             (self.batch_size >= 1, "batch_size", self.batch_size, "at least 1"),
             (self.mini_batches >= 1, "mini_batches", self.mini_batches, "at least 1"),
             (self.mini_batches <= max(self.batch_size, 1), "mini_batches", self.mini_batches, "at most batch_size"),
@@ -198,7 +198,7 @@ class TrainerConfig(OptimizerOptions):
                 "aggregation_constant", self.aggregation_constant, "a positive number for seq-mean-token-sum-norm",
             ),
         )  # fmt: skip
-        faults = [f"{name}: expected {expected}, got {value}" for fine, name, value, expected in limits if not fine]
+        faults = out_of_range(limits)
         replicas = [group.replicas for group in recipe.groups if group.config is self]
         if replicas and replicas[0] != 1:
             faults.append(f"replicas: expected 1 trainer, got {replicas[0]}; give it more GPUs with gpus_per_replica")

@@ -18,7 +18,7 @@ from meshy.columns import Column
 from meshy.learning.blank import without_tokens
 from meshy.spmd.groups import ProcessGroups
 from meshy.titan.engine import TitanEngine
-from meshy.titan.micro_batch import MicroBatch, Sample, pack, pad
+from meshy.titan.micro_batch import MicroBatch, Sample
 from meshy.titan.sharing import MicroBatchPlan
 from meshy.training.plan import MiniBatchPlan
 
@@ -198,9 +198,7 @@ class Learner:
         return advantages * factor, sums
 
     def _batch(self, samples: Mapping[int, Sample], members: MicroBatchPlan) -> MicroBatch:
-        layout = pack if self.engine.config.packed else pad
-        chosen = [samples[number] for number in members]
-        return layout(chosen, self.column_names, self.engine.row_multiple).to(self.engine.device)
+        return self.engine.batch([samples[number] for number in members], self.column_names, multiple=1)
 
     @torch.no_grad()
     def _with_old_logprobs(self, samples: Mapping[int, Sample], plans: Sequence[MiniBatchPlan]) -> dict[int, Sample]:

@@ -3,6 +3,8 @@ anything is spawned."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from meshy.columns import TRAIN
 from meshy.contract import derive_contract
 from meshy.importing import load, path_of
@@ -88,18 +90,18 @@ def _nothing_faults(config: TrainerConfig, further: Further, group_size: int) ->
 
     if config.terms or not getattr(load(config.loss), "vanishes_at_zero_advantage", False):
         return []
-    numbers, columns = further.numbers, tuple(further.tokens.values())
-    advantages = config.advantage, config.advantage_options
-    refined = config.token_advantage, config.token_advantage_options
-    if not trial.learns_nothing(*advantages, *refined, numbers, columns, group_size):
+    named = {
+        "advantage": (config.advantage, config.advantage_options),
+        "token_advantage": (config.token_advantage, config.token_advantage_options),
+    }
+    bound = {name: None if one is None else partial(load(one), **options) for name, (one, options) in named.items()}
+    if not trial.learns_nothing(
+        **bound, numbers=further.numbers, columns=tuple(further.tokens.values()), group_size=group_size
+    ):
         return []
-    named = " and ".join(path_of(one) for one in (config.advantage, config.token_advantage) if one is not None)
+    given = " and ".join(path_of(one) for one, _ in named.values() if one is not None)
+    why = f": {given} gives 0 for every sample of groups of {group_size}, though their rewards differ" if given else ""
     return [
-        f"loss: {path_of(config.loss)} learns from advantages, and there are none"
-        + (
-            f": {named} gives 0 for every sample of groups of {group_size}, though their rewards differ"
-            if named
-            else ""
-        )
-        + "; set group_size, advantage or token_advantage otherwise, or take a loss that learns from other columns"
+        f"loss: {path_of(config.loss)} learns from advantages, and there are none{why}; set group_size, advantage or "
+        "token_advantage otherwise, or take a loss that learns from other columns"
     ]

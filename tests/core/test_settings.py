@@ -59,6 +59,7 @@ def test_every_kind_of_field_is_set_by_its_dotted_path() -> None:
         ("trainer.batch_size", "64.5", "trainer.batch_size: expected int, got '64.5'"),
         ("trainer.batch_size", "many", "trainer.batch_size: expected int, got 'many'"),
         ("trainer.compile", "1", "trainer.compile: expected bool, got '1'"),
+        ("trainer.lr", "infe5", "trainer.lr: expected float, got 'infe5'"),
         ("trainer.clip", "wide", "trainer.clip: expected float | none, got 'wide'"),
         ("inference.engine", "vllm", "inference.engine: expected 'auto' | 'embedded', got 'vllm'"),
         ("trainer.lr.x", "1", "trainer.lr.x: 'lr' is a float and has no field 'x'"),

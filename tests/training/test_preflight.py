@@ -134,7 +134,7 @@ def test_estimators_of_ones_own_are_tried_with_numbers_as_they_may_come(estimate
         return AdvantageOutput(advantages=estimate(inputs))
 
     assert trial.advantage_faults("advantage", own, {}, ["length"], 8) == []
-    assert not trial.learns_nothing(own, {}, None, {}, ["length"], [], 8)
+    assert not trial.learns_nothing(own, None, ["length"], [], 8)
 
 
 def test_a_policy_that_cannot_be_trained_is_said(tmp_path: Path):

@@ -20,7 +20,6 @@ LEARNT = {
 def row(parts: dict[str, torch.Tensor] | None = None) -> dict:
     batch = Batch(
         rows=Rows("train", ("a", "b", "c", "d"), (0, 1, 2, 3), "trainer"),
-        rewards=torch.tensor([1.0, 0.0, 0.0, 1.0]),
         reward_parts={"reward": torch.tensor([1.0, 0.0, 0.0, 1.0])} if parts is None else parts,
         groups=torch.tensor([0, 0, 1, 1]),
         columns={},
